@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from launch.process import INTERPRETER, Child
+from launch.process import Child, start_module
 from pinyon.runtime.channel import Channels, OpenSession
 from pinyon.runtime.distance import delayed, parse_delays
 from services.lb.__main__ import main
@@ -17,7 +17,7 @@ def launch_far(
     module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
 ) -> Child:
     """Starts a service as the launcher does, but this module in place of a load balancer."""
-    return INTERPRETER("bench.far_lb" if module == "services.lb" else module, arguments, log, ready_fd, more_fds)
+    return start_module("bench.far_lb" if module == "services.lb" else module, arguments, log, ready_fd, more_fds)
 
 
 def run(argv: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from bench.live_load import ONLY_LETTERS, Mix, Served, mixed, serve
 from bench.live_replay import worker_hits
 from bench.report import Aim, Report, parser, progress, summary
 from launch.cluster import ClusterSpec, LocalCluster
-from launch.process import INTERPRETER, Launch
+from launch.process import Launch, start_module
 from pinyon.core.trace_hashes import BLOCK_TOKENS
 from pinyon_lab.caches.replay import BELADY
 from pinyon_lab.traces import TraceFile
@@ -80,7 +80,7 @@ class Setting:
         return max(1, self.pairs) * self.pool_blocks
 
 
-def measure(choice: str, setting: Setting, launch: Launch = INTERPRETER) -> Ran:
+def measure(choice: str, setting: Setting, launch: Launch = start_module) -> Ran:
     """Serves the mix on a fresh cluster, and simulates it. Raises RuntimeError if not all of it was recorded."""
     spec = ClusterSpec(
         prefill=setting.pairs,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pinyon_lab.pictures import COLOURS, line, page, polyline, round_ticks, text
+from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, round_ticks, text
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _GAP = 440, 260, 62, 72, 30, 62
 _NUMBER_WIDTH = 36

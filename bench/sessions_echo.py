@@ -36,7 +36,7 @@ class Echo(worker_pb2_grpc.WorkerServiceServicer):
 async def main(serves: str) -> None:
     server = GrpcServer("127.0.0.1:0", None, sessions=serves == LOOP)
     service = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
-    server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Echo(), service, WORKER_CALLERS)
+    server.add(Echo(), service, WORKER_CALLERS)
     print(await server.start(), flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until the starting process ends
     await server.drain(0)

@@ -30,7 +30,6 @@ from bench.transfer_figures import (
     NIXL_TCP,
     OPCODES,
     OURS,
-    OURS_BY_NIXL,
     PEER,
     POINTS,
     SINGLES,
@@ -43,7 +42,6 @@ from bench.transfer_figures import (
     show,
 )
 from bench.transfer_pair import Pair, System, SystemFailed, uninterrupted
-from bench.transfer_pinyon import NIXL_AT
 from pinyon.core.compiled import compiled
 
 PICTURES = Path(__file__).resolve().parent / "results"
@@ -106,16 +104,10 @@ def python_of(system: System) -> Path:
     if system == PEER:
         return peer_python(MOONCAKE, "mooncake.engine", "it needs libibverbs1")
     if system in (NIXL_SHM, NIXL_TCP):
-        return _nixl_python()
+        return peer_python(NIXL, "nixl_cu12._api", also=(NUMPY,), alone=True)
     if system == transfer_fig12.GLOO:
         return peer_python(transfer_fig12.TORCH, "torch.distributed", also=(NUMPY,))
-    if system == OURS_BY_NIXL:
-        os.environ[NIXL_AT] = str(next(_nixl_python().parent.parent.glob("lib/python3.*/site-packages")))
     return Path(sys.executable)
-
-
-def _nixl_python() -> Path:
-    return peer_python(NIXL, "nixl_cu12._api", also=(NUMPY,), alone=True)
 
 
 def start(

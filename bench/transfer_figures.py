@@ -26,7 +26,6 @@ SMALL = [size for size in SINGLES if size < MIB]
 TCP = System("pinyon_tcp", "pinyon tcp, checksum on", "bench.transfer_pinyon", "tcp,on")
 SHM = System("pinyon_shm", "pinyon shm", "bench.transfer_pinyon", "shm")
 AUTO = System("pinyon_auto", "pinyon auto", "bench.transfer_pinyon", "auto")
-OURS_BY_NIXL = System("pinyon_nixl", "pinyon nixl (WRITE: shm)", "bench.transfer_pinyon", "nixl")
 UNCHECKED = System("pinyon_tcp_checksum_off", "pinyon tcp, checksum off", "bench.transfer_pinyon", "tcp,off")
 PEER = System("mooncake", "Mooncake tcp", "bench.transfer_peer", "")
 NIXL_SHM = System("nixl_shm", "NIXL, shared memory", "bench.transfer_nixl", "shm")
@@ -45,8 +44,8 @@ SOCKETS = [
 """Plain sockets by connections and buffers: as large as a core's cache holds, as ours without checksums, and larger."""
 PROCESS_VM = System("process_vm", "process_vm_readv/writev", "bench.transfer_raw", "process_vm")
 MEMCPY = System("memcpy", "memcpy", "bench.transfer_raw", "memcpy", processes=1)
-SYSTEMS = [TCP, UNCHECKED, SHM, OURS_BY_NIXL, AUTO, PEER, NIXL_TCP, NIXL_SHM, *SOCKETS, PROCESS_VM, MEMCPY]
-OURS = (TCP, SHM, OURS_BY_NIXL, AUTO, UNCHECKED)
+SYSTEMS = [TCP, UNCHECKED, SHM, AUTO, PEER, NIXL_TCP, NIXL_SHM, *SOCKETS, PROCESS_VM, MEMCPY]
+OURS = (TCP, SHM, AUTO, UNCHECKED)
 
 
 @dataclass(frozen=True)
@@ -139,10 +138,6 @@ RATIOS: dict[str, tuple[System, System | None, str]] = {
     "tcp_to_nixl_throughput": (TCP, NIXL_TCP, "throughput_gb_s"),
     "shm_to_nixl_p50": (SHM, NIXL_SHM, "p50_us"),
     "shm_to_nixl_throughput": (SHM, NIXL_SHM, "throughput_gb_s"),
-    "by_nixl_to_nixl_p50": (OURS_BY_NIXL, NIXL_SHM, "p50_us"),
-    "by_nixl_to_shm_p50": (OURS_BY_NIXL, SHM, "p50_us"),
-    "by_nixl_to_tcp_p50": (OURS_BY_NIXL, TCP, "p50_us"),
-    "by_nixl_to_tcp_throughput": (OURS_BY_NIXL, TCP, "throughput_gb_s"),
     "auto_to_mooncake_throughput": (AUTO, PEER, "throughput_gb_s"),
     "checksum_on_to_off_throughput": (TCP, UNCHECKED, "throughput_gb_s"),
 }
@@ -198,7 +193,6 @@ def aims(measured: Measured) -> list[Aim]:
                 name = f"tcp {opcode} {point.name} p50, checksum {mode} / Mooncake"
                 aim(name, f"{ratio}_to_mooncake_p50", opcode, [point], 1.0, True)
         aim(f"shm read {Point(1, size).name} p50 / NIXL", "shm_to_nixl_p50", READ, [Point(1, size)], 3.0, True)
-        aim(f"our NIXL read {Point(1, size).name} p50 / NIXL", "by_nixl_to_nixl_p50", READ, [Point(1, size)], 3.0, True)
     for opcode in OPCODES:
         aim(f"shm {opcode} / process_vm, 1 MiB and more, least", "shm_to_process_vm_throughput", opcode, large, 0.85)
     for opcode in OPCODES:

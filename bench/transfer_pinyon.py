@@ -1,13 +1,10 @@
 """pinyon's transfer engine as one side of a transfer.
 
-``option`` is the transport that is forced, or ``auto``, or ``nixl`` (what can be by NIXL, the rest as ``auto``).
-``off`` may follow after a comma: no checksums.
+``option`` is the transport that is forced, or ``auto``. ``off`` may follow after a comma: no checksums.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,18 +20,12 @@ from pinyon.transfer import (
     raise_for_failure,
 )
 
-NIXL_AT = "PINYON_BENCH_NIXL"
-"""Environment variable: the folder to import NIXL from."""
-
 
 def _engine(option: str) -> TransferEngine:
     transport, _, checksum = option.partition(",")
-    forced = None if transport in ("auto", "nixl") else (transport,)
-    nixl = "prefer" if transport == "nixl" else "off"
-    if nixl != "off":
-        sys.path.append(os.environ[NIXL_AT])  # last: all else is taken from our own environment
+    forced = None if transport == "auto" else (transport,)
     try:
-        engine = TransferEngine(host="127.0.0.1", transports=Transports(forced, nixl=nixl, checksum=checksum or "on"))
+        engine = TransferEngine(host="127.0.0.1", transports=Transports(forced, checksum=checksum or "on"))
     except TransferError as error:
         raise Unavailable(str(error)) from None
     engine.start()

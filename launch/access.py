@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from launch.process import ServiceProcess
-from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.channel import client_channel
 from pinyon.runtime.identity import ADMIN, CONDUCTOR, CONTROLLER, KVSTORE, LB, WORKER, peer_name
 from pinyon.runtime.security import read_secret
 
@@ -54,13 +54,8 @@ class SuiteAccess:
 
         It is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop.
         """
-        address = service.endpoints["grpc"]
-        if self.root is None:
-            return kind.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-        from pinyon.runtime.tls import client_credentials  # with TLS only: it brings cryptography
-
-        options = tls_options(peer_name(role_of(service.name), self._prefix + service.name), PATIENT_CHANNEL_OPTIONS)
-        return kind.secure_channel(address, client_credentials(self.first(role)), options=options)
+        name = peer_name(role_of(service.name), self._prefix + service.name)
+        return client_channel(service.endpoints["grpc"], name, None if self.root is None else self.first(role), kind)
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:
         """Returns a connection to a load balancer; the caller closes it."""

@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launch.access import SuiteAccess, role_of
 from launch.ports import HeldPorts, Port, next_port
-from launch.process import INTERPRETER, START_S, Launch, Process, Progress, ServiceProcess, end_all, first_ready
+from launch.process import START_S, Launch, Process, Progress, ServiceProcess, await_ready, end_all, start_module
 from launch.redis_server import NoRedis, RedisServer, find_redis
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.batching import BATCHING_POLICIES
@@ -203,7 +203,7 @@ class ClusterSpec:
 class LocalCluster:
     """The suite as local processes: use it as a context manager, or call :meth:`stop` in any case."""
 
-    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
+    def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
@@ -327,11 +327,7 @@ class LocalCluster:
     def _launch(self, services: Sequence[ServiceProcess], deadline: float, progress: Progress) -> None:
         for service in services:
             service.spawn()
-        waiting = list(services)
-        while waiting:  # a service that ends is noticed at once, not after those before it
-            service = first_ready(waiting, deadline)
-            waiting.remove(service)
-            progress(f"{service.name} {service.addresses}")
+        await_ready(services, deadline, lambda service: progress(f"{service.name} {service.addresses}"))
 
     def wait_serving(self, deadline: float) -> None:
         """Waits until all are healthy, the conductor knows every instance and each load balancer would serve."""

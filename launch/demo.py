@@ -130,32 +130,18 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
     return outcome
 
 
-class _Board:
-    def __init__(self, title: str, width: int) -> None:
-        self.outcomes: list[DemoAnswer] = []
-        self.answers = width >= ANSWER_COLUMNS
-        self.table = Table(title=title, title_justify="left", expand=False)
-        self.table.add_column("request", no_wrap=True)
-        for column in ("prompt", "reused", "local/peer/store", "TTFT ms", "tokens/s"):
-            self.table.add_column(column, justify="right", no_wrap=True)
-        if self.answers:
-            self.table.add_column("answer", no_wrap=True)
+COLUMNS = ("request", "prompt", "reused", "local/peer/store", "TTFT ms", "tokens/s", "answer")
 
-    def add(self, outcome: DemoAnswer) -> None:
-        self.outcomes.append(outcome)
-        report = outcome.report
-        sources = "/".join(str(report.get(f"{source}_tokens", 0)) for source in ("local", "peer", "store"))
-        answer = outcome.text.replace("\n", " ") or "(it ended at once)"
-        cells = (
-            outcome.name,
-            str(outcome.prompt_tokens),
-            str(outcome.cached_tokens),
-            sources,
-            f"{outcome.ttft_s * 1000:.0f}",
-            f"{outcome.tokens_per_s:.0f}" if outcome.completion_tokens > 1 else "–",
-            escape(answer[:20] + ("…" if len(answer) > 20 else "")),
-        )
-        self.table.add_row(*(cells if self.answers else cells[:-1]))
+
+def _cells(outcome: DemoAnswer) -> list[str]:
+    sources = [str(outcome.report.get(f"{source}_tokens", 0)) for source in ("local", "peer", "store")]
+    answer = outcome.text.replace("\n", " ") or "(it ended at once)"
+    return [
+        *(outcome.name, str(outcome.prompt_tokens), str(outcome.cached_tokens), "/".join(sources)),
+        f"{outcome.ttft_s * 1000:.0f}",
+        f"{outcome.tokens_per_s:.0f}" if outcome.completion_tokens > 1 else "–",
+        escape(answer[:20] + ("…" if len(answer) > 20 else "")),
+    ]
 
 
 def _conversation(address: str, name: str, document: str, seed: int | None, no_reuse: bool) -> Iterator[DemoAnswer]:
@@ -197,13 +183,18 @@ def demo_requests(address: str, documents: tuple[str, str], *, no_reuse: bool) -
 
 
 def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[DemoAnswer]:
-    board = _Board(title, console.width)
-    with Live(board.table, console=console, refresh_per_second=8, vertical_overflow="visible"):
+    table = Table(title=title, title_justify="left", expand=False)
+    columns = COLUMNS if console.width >= ANSWER_COLUMNS else COLUMNS[:-1]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("request", "answer") else "right", no_wrap=True)
+    outcomes = []
+    with Live(table, console=console, refresh_per_second=8, vertical_overflow="visible"):
         for outcome in demo_requests(address, demo_documents(), no_reuse=no_reuse):
-            board.add(outcome)
+            outcomes.append(outcome)
+            table.add_row(*_cells(outcome)[: len(columns)])
     if not console.is_terminal:
         console.print()  # a live table that is printed once has no line end
-    return board.outcomes
+    return outcomes
 
 
 def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnswer]) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -22,16 +20,14 @@ from pinyon.runtime.process import child_environment
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 60.0
 """The time within which a service must serve after its start."""
+LOG_END_BYTES = 2000
+READY_LOOK_S = 0.01
+"""The time between two looks whether processes serve."""
 KILLED_S = 60.0
 """The time for the kernel to end a killed process, however busy the machine is."""
 
 
-_LISTENING = {
-    "grpc": "--listen",
-    "admin": "--admin-listen",
-    "metrics": "--metrics-listen",
-    "http": "--http-listen",
-}
+_LISTENING = {"grpc": "--listen", "admin": "--admin-listen", "metrics": "--metrics-listen", "http": "--http-listen"}
 """The options that set the addresses of a service's endpoints."""
 
 
@@ -50,41 +46,34 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-class Launch(Protocol):
-    """A way to start a module as a process in a session of its own."""
-
-    def __call__(
-        self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
-    ) -> Child:
-        """Starts the process, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
-
-        ``log`` takes its output; None sends it to the parent's output.
-        """
-        ...
+Launch = Callable[..., Child]
+"""A function that starts a module as a process in a session of its own; it is called as :func:`start_module` is."""
 
 
-@dataclass(frozen=True)
-class Interpreter:
-    """A :class:`Launch` by ``python -m MODULE``."""
+def start_module(
+    module: str,
+    arguments: Sequence[str],
+    log: BinaryIO | None,
+    ready_fd: int,
+    more_fds: Sequence[int] = (),
+    inside: Sequence[str] = (),
+) -> Child:
+    """Starts ``python -m MODULE``, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
 
-    inside: tuple[str, ...] = ()
-    """A command that replaces itself by the command after it (exec), such as ``ip netns exec NAME``."""
-
-    def __call__(
-        self, module: str, arguments: Sequence[str], log: BinaryIO | None, ready_fd: int, more_fds: Sequence[int] = ()
-    ) -> Child:
-        return subprocess.Popen(
-            [*self.inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=None if log is None else subprocess.STDOUT,
-            pass_fds=(ready_fd, *more_fds),
-            env=child_environment(ROOT, os.getpid()),
-            start_new_session=True,
-        )
+    ``log`` takes its output; None sends it to the parent's output. ``inside`` is a command that replaces itself by the
+    command after it (exec), such as ``ip netns exec NAME``.
+    """
+    return subprocess.Popen(
+        [*inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        pass_fds=(ready_fd, *more_fds),
+        env=child_environment(ROOT, os.getpid()),
+        start_new_session=True,
+    )
 
 
-INTERPRETER = Interpreter()
 Progress = Callable[[str], None]
 """A callback that receives a line about each started service."""
 
@@ -127,11 +116,10 @@ class Process:
         """Starts the process; :meth:`announced` says when it serves."""
         raise NotImplementedError
 
-    def announced(self, timeout_s: float) -> bool:
-        """Waits up to ``timeout_s`` and returns whether the process serves.
+    def announced(self) -> bool:
+        """Returns whether the process serves; to be called after each :meth:`spawn` until it does.
 
-        To be called after each :meth:`spawn` until it returns True. Raises :class:`Unavailable` with the end of the log
-        if the process has ended.
+        Raises :class:`Unavailable` with the end of the log if the process has ended.
         """
         raise NotImplementedError
 
@@ -162,10 +150,17 @@ class Process:
         self.signal(signal.SIGKILL)
         self.wait(KILLED_S)
 
+    def log_end(self) -> str:
+        """Returns the end of the log; empty without one."""
+        if self.log_path is None or not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_END_BYTES))
+            return log.read().decode(errors="replace")
+
     def log_tail(self) -> str:
         """Returns the end of the log as a clause to append to a message; empty without a log."""
-        path = self.log_path
-        text = path.read_text(errors="replace")[-2000:] if path is not None and path.exists() else ""
+        text = self.log_end()
         return f"; its log ends with:\n{text}" if text else ""
 
 
@@ -178,7 +173,7 @@ class ServiceProcess(Process):
         module: str,
         arguments: Sequence[str],
         log_path: Path | None,
-        launch: Launch = INTERPRETER,
+        launch: Launch = start_module,
         *,
         moves: bool = False,
     ) -> None:
@@ -222,6 +217,7 @@ class ServiceProcess(Process):
         finally:
             os.close(writer)
         self.close_ready()
+        os.set_blocking(reader, False)
         self._ready_fd, self._announced = reader, b""
 
     def _started(self, log: BinaryIO | None, ready_fd: int) -> Child:
@@ -240,17 +236,16 @@ class ServiceProcess(Process):
         super().start_again()
 
     def wait_ready(self, deadline: float) -> None:
-        """Waits for the endpoints. Raises :class:`Unavailable` with the end of the log if the process ends first."""
-        first_ready([self], deadline)
+        """Waits until this process has announced its endpoints, as :func:`await_ready` does."""
+        await_ready([self], deadline)
 
-    def announced(self, timeout_s: float) -> bool:
-        """Waits up to ``timeout_s`` and returns whether the endpoints were announced; raises as the base class does."""
-        deadline = time.monotonic() + timeout_s
+    def announced(self) -> bool:
+        """Returns whether the endpoints were announced; raises as the base class does."""
         while not self._announced.endswith(b"\n"):
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._ready_fd], [], [], left)[0]:
+            try:
+                part = os.read(self._ready_fd, 65536)
+            except BlockingIOError:
                 return False
-            part = os.read(self._ready_fd, 65536)
             if not part:
                 self.close_ready()
                 raise Unavailable(f"{self} ended while starting{self.log_tail()}")
@@ -261,10 +256,6 @@ class ServiceProcess(Process):
             key: value for key, value in announced.items() if key not in ("service", "instance_id", "pid")
         }
         return True
-
-    def fileno(self) -> int:
-        """Returns the pipe of the announcement, for ``select``; valid from :meth:`spawn` to the announcement."""
-        return self._ready_fd
 
     def close_ready(self) -> None:
         if self._ready_fd >= 0:
@@ -288,18 +279,23 @@ def end_all(processes: Sequence[Process], within_s: float) -> list[Process]:
     return late
 
 
-def first_ready(services: Sequence[ServiceProcess], deadline: float) -> ServiceProcess:
-    """Returns the first process to announce its endpoints.
+def await_ready(
+    services: Sequence[ServiceProcess], deadline: float, told: Callable[[ServiceProcess], None] = lambda _: None
+) -> None:
+    """Waits until all processes have announced their endpoints; each is ``told`` at once.
 
     Raises :class:`Unavailable`, with the end of the log, as soon as one has ended, and :class:`DeadlineExceeded`. After
     an error none can be awaited any more.
     """
+    waiting = list(services)
     try:
-        while telling := select.select(services, [], [], max(0.0, deadline - time.monotonic()))[0]:
-            for service in telling:
-                if service.announced(0):
-                    return service
-        raise DeadlineExceeded(f"{services[0].name} was not ready in time{services[0].log_tail()}")
+        while waiting:
+            for service in [each for each in waiting if each.announced()]:
+                waiting.remove(service)
+                told(service)
+            if waiting and time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{waiting[0].name} was not ready in time{waiting[0].log_tail()}")
+            time.sleep(READY_LOOK_S)
     except BaseException:
         for service in services:
             service.close_ready()

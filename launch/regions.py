@@ -11,7 +11,7 @@ from pathlib import Path
 from launch.access import SuiteAccess
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import HeldPorts, Port
-from launch.process import INTERPRETER, START_S, Launch, Progress, ServiceProcess
+from launch.process import START_S, Launch, Progress, ServiceProcess, start_module
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
@@ -80,7 +80,7 @@ def controller_process(
 class LocalRegions:
     """The suites of all regions: use it as a context manager, or call :meth:`stop` in any case."""
 
-    def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = INTERPRETER) -> None:
+    def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._folder = tempfile.TemporaryDirectory(prefix="pinyon-regions-")
         self._ports = HeldPorts()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from launch.process import Process
 from pinyon.core.errors import PinyonError
@@ -18,7 +16,7 @@ MAX_PAUSE_S = 10.0
 QUICK_S = 30.0
 """The time after a start within which a death counts as quick."""
 QUICK_DEATHS_MAX = 8
-LOG_TAIL_BYTES = 4096
+"""The number of quick deaths in a row after which one more is the last."""
 SHOWN_CHARS = 200
 
 
@@ -27,8 +25,6 @@ class Restarts:
     """The restart schedule of one process. Pure; times are in seconds by the caller's clock."""
 
     started_s: float
-    quick_deaths_max: int = QUICK_DEATHS_MAX
-    """The number of quick deaths in a row after which one more is the last."""
     quick_deaths: int = 0
     pause_s: float = 0.0
 
@@ -41,7 +37,7 @@ class Restarts:
             self.quick_deaths += 1
         else:
             self.quick_deaths, self.pause_s = 0, 0.0
-        if self.quick_deaths > self.quick_deaths_max:
+        if self.quick_deaths > QUICK_DEATHS_MAX:
             return None
         self.pause_s = min(MAX_PAUSE_S, 2 * self.pause_s or FIRST_PAUSE_S)
         return self.pause_s
@@ -63,16 +59,10 @@ class _WatchedProcess:
 class Supervisor:
     """The supervisor of processes: call ``tick`` every ``LOOK_S``, from the thread that started them."""
 
-    def __init__(
-        self,
-        processes: Iterable[Process],
-        say: Callable[[str], None],
-        started_s: float,
-        quick_deaths_max: int = QUICK_DEATHS_MAX,
-    ) -> None:
+    def __init__(self, processes: Iterable[Process], say: Callable[[str], None], started_s: float) -> None:
         """Takes the processes, which serve since ``started_s``; ``say`` receives a line about each event."""
         self._say = say
-        self._watched = [_WatchedProcess(each, Restarts(started_s, quick_deaths_max)) for each in processes]
+        self._watched = [_WatchedProcess(each, Restarts(started_s)) for each in processes]
         self.given_up: list[str] = []
         """The messages about processes that are not restarted any more."""
 
@@ -97,8 +87,9 @@ class Supervisor:
         elif not process.alive:
             watched.ready_by_s = None
             code = process.process.returncode if process.process is not None else None
-            how = _how_it_ended(code) + (_last_words(process.log_path) if code and code > 0 else "")
-            self._plan(watched, how, now_s)
+            lines = [line.strip() for line in process.log_end().splitlines() if line.strip()]
+            last_words = f" ({lines[-1][:SHOWN_CHARS]})" if lines and code and code > 0 else ""
+            self._plan(watched, _how_it_ended(code) + last_words, now_s)
         elif watched.ready_by_s is not None:
             self._await_ready(watched, process, watched.ready_by_s, now_s)
         elif process.hangs(now_s):
@@ -107,7 +98,7 @@ class Supervisor:
 
     def _await_ready(self, watched: _WatchedProcess, process: Process, ready_by_s: float, now_s: float) -> None:
         try:
-            ready = process.announced(0)
+            ready = process.announced()
         except PinyonError:  # the process has ended, or is about to
             watched.ready_by_s = None
             return
@@ -141,16 +132,3 @@ def _how_it_ended(code: int | None) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def _last_words(path: Path | None) -> str:
-    """Returns the last line of a log, in brackets; empty if there is none."""
-    if path is None:
-        return ""
-    try:
-        with path.open("rb") as log:
-            log.seek(max(0, log.seek(0, 2) - LOG_TAIL_BYTES))
-            lines = deque((line for line in log.read().decode(errors="replace").splitlines() if line.strip()), 1)
-    except OSError:
-        return ""
-    return f" ({lines[0].strip()[:SHOWN_CHARS]})" if lines else ""

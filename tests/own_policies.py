@@ -17,14 +17,13 @@ from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.rounds import Formed
 from pinyon.batching.stopping import Always
 from pinyon.batching.waiting_line import ByNumber
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.placement.at_one import at_one
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.routing.interface import PushingRule, TargetPolicy
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 
 MODULE = "tests.own_policies"
 
@@ -107,9 +106,6 @@ class LastComes(ServiceOrder[Any]):
 
     def add(self, waiting: Any, came_s: float, seconds: float, deadline_s: float) -> None:
         self._all[waiting] = None
-
-    def next(self, now_s: float) -> Any:
-        return self._all.popitem()[0] if self._all else None
 
     def turns(self, now_s: float) -> Iterator[Any]:
         return iter(list(reversed(self._all)))

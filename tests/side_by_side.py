@@ -48,10 +48,8 @@ LONGEST = (
     "tests/property/test_eviction_reuse_hazard.py",
     "tests/property/test_engine_invariance.py",
     "tests/unit/tools/test_tools_compiled.py",
-    "tests/reproduction/test_reproduction_feather.py",
+    "tests/reproduction/test_reproduction_figures.py",
     "tests/unit/transfer/test_transfer_conformance.py",
-    "tests/reproduction/test_reproduction_mooncake_serving.py",
-    "tests/reproduction/test_reproduction_dualmap_serving.py",
     "tests/unit/tools/test_tools_dev.py",
 )
 STOP = pytest.StashKey[Path]()

@@ -36,7 +36,7 @@ def check_table(table: ObjectTable) -> None:
     assert all((held.key in eviction) != bool(held.readers) for held in readable.values())
     assert len(eviction) == len(evictable), "the eviction policy holds something else"
     assert Counter(allocator.rounded(held.size) for held in evictable) == table._idle._sizes
-    being_put = [*(objects for _, objects in table._puts._leases.values()), *table._closing.values()]
+    being_put = [*table._puts._leases.values(), *table._closing.values()]
     assert sum(map(len, being_put)) == len(reserved), "reservations without a put"
     assert table.leases or not (table._unlisted or len(evictable) != len(readable)), "readers without a lease"
     every = [*readable.values(), *reserved.values(), *table._lost]

@@ -38,8 +38,8 @@ COMPILED = (
     *(
         f"frontdoor/instances/{name}.py"
         for name in (
-            *("clusters", "completions", "conductor_session", "dispatcher", "instances"),
-            *("kind", "metrics", "prompts", "request", "routes", "tokenize"),
+            *("clusters", "completions", "conductor_session", "instances"),
+            *("kind", "metrics", "prompts", "request", "routes"),
             "worker_sessions",
         )
     ),
@@ -57,7 +57,6 @@ LEFT_OUT = {
     "*/__init__.py": "a line of text",
     "*/policies.py": "read once: tables of names and lambdas",
     "*/interface.py": "protocols that Python derives from, or isinstance asks for: compiled they allow neither",
-    "eviction/policy.py": "as */interface.py",
     "core/journal.py": "puts attributes into objects while it runs",
     "decisions/front.py": "puts a journal's recorder where another class stands, which only Python allows",
     "decisions/growth.py": "is handed what decisions/front.py records",
@@ -66,17 +65,16 @@ LEFT_OUT = {
     "eviction/hazard_table.py": "NumPy does its work",
     "policies/batching.py": "says by annotations what its settings are, which compiled classes do not have",
     "policies/names.py": "as */policies.py",
-    "frontdoor/access_log.py": "an asynchronous generator, of which mypyc knows nothing",
+    "frontdoor/access_log.py": "an interceptor, which grpcio asks whether it is a coroutine: compiled it says no",
     "frontdoor/auth.py": "read once",
     "frontdoor/controller_session.py": "a message a second",
-    "frontdoor/gzip.py": "as frontdoor/access_log.py",
-    "frontdoor/https.py": "run once",
+    "frontdoor/gzip.py": "an asynchronous generator, of which mypyc knows nothing",
     "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",
     **dict.fromkeys(
         (
             *("core/address.py", "core/near.py", "core/trace_hashes.py", "eviction/day_fits.py", "eviction/fit.py"),
-            *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py", "http/proxy_line.py"),
+            *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py"),
             *(
                 "messages/explanation.py",
                 "placement/cost_priors.py",

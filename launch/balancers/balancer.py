@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from typing import BinaryIO, Final
 
-from launch.process import INTERPRETER, Child, Launch, ServiceProcess
+from launch.process import Child, Launch, ServiceProcess, start_module
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 
@@ -25,15 +25,11 @@ PIPE_BYTES: Final = 1 << 16
 class Balancer(ServiceProcess):
     """A load balancer process, which prints to the output of its parent."""
 
-    def __init__(
-        self, number: int, arguments: Sequence[str], launch: Launch = INTERPRETER, ask_s: float = ASK_S
-    ) -> None:
-        """Takes ``ask_s``, the time between two looks whether the process hangs."""
+    def __init__(self, number: int, arguments: Sequence[str], launch: Launch = start_module) -> None:
         super().__init__(f"process {number}", "services.lb", arguments, None, launch)
         self.number = number
         self.missed = 0
         """The number of looks in a row without a heartbeat; unlike a clock, it does not grow while we are held up."""
-        self._ask_s = ask_s
         self._asked_s = 0.0
         self._beats = -1
 
@@ -57,7 +53,7 @@ class Balancer(ServiceProcess):
 
     def hangs(self, now_s: float) -> bool:
         """Returns whether the process hangs: it keeps its share of the connections without answering any."""
-        if now_s - self._asked_s >= self._ask_s:
+        if now_s - self._asked_s >= ASK_S:
             self._asked_s = now_s
             self.ask()
         return self.missed >= MISSED_MAX

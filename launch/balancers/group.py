@@ -39,14 +39,13 @@ _log = get_logger("lb.processes")
 class BalancerGroup(Collector):
     """The load balancer processes: ``start`` → ``keep`` → ``close``. As a collector it yields the metrics of all."""
 
-    def __init__(self, balancers: Sequence[Balancer], drain_s: float, quick_deaths_max: int = QUICK_DEATHS_MAX) -> None:
+    def __init__(self, balancers: Sequence[Balancer], drain_s: float) -> None:
         """Takes ``drain_s``, the time that a process may take from SIGTERM to its end.
 
-        After ``quick_deaths_max`` quick deaths of one process in a row, another one ends the group.
+        A process that its supervisor gives up ends the group.
         """
         self.balancers = balancers
         self._drain_s = drain_s
-        self._quick_deaths_max = quick_deaths_max
         self._merged = Merged()
         self._merged_pids: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -64,7 +63,7 @@ class BalancerGroup(Collector):
             except OSError as error:
                 raise Unavailable(f"{each} cannot be started: {error}") from None
         waiting = list(self.balancers)
-        while waiting := [each for each in waiting if not each.announced(0)]:
+        while waiting := [each for each in waiting if not each.announced()]:
             if time.monotonic() >= started_s + waiting[0].start_s:
                 raise Unavailable(f"{waiting[0]} was not ready within {waiting[0].start_s:g} s")
             if await _is_set(stopping, LOOK_S / 4):
@@ -81,7 +80,7 @@ class BalancerGroup(Collector):
 
     async def keep(self, stopping: asyncio.Event) -> None:
         """Restarts processes until ``stopping`` is set. Raises :class:`Unavailable` when one dies again and again."""
-        supervisor = Supervisor(self.balancers, _log.warning, time.monotonic(), self._quick_deaths_max)
+        supervisor = Supervisor(self.balancers, _log.warning, time.monotonic())
         while not await _is_set(stopping, LOOK_S):
             supervisor.tick(time.monotonic())
             if supervisor.given_up:

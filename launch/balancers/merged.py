@@ -17,7 +17,7 @@ SUMMED: Final = frozenset(
     (
         "pinyon_lb_http_connections", "pinyon_lb_in_flight_requests", "pinyon_lb_queue_requests",
         "pinyon_lb_placing_requests", "pinyon_lb_worker_streams", "pinyon_lb_worker_sessions",
-        "pinyon_lb_unfinished_tokens",
+        "pinyon_lb_unfinished_tokens", "pinyon_lb_counted_placements",
         "pinyon_lb_upstream_requests", "pinyon_lb_upstream_connections",
         "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds",
     )

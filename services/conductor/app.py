@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.clock import Clock
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.decision_log import DecisionLog
@@ -118,12 +118,7 @@ def build(
         fleet, membership, listing, intake, placer, log, clock, metrics, settings.lb_sessions_max
     )
     server = GrpcServer(settings.listen, security.tls, sessions=True)
-    server.add(
-        conductor_pb2_grpc.add_ConductorServiceServicer_to_server,
-        servicer,
-        conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"],
-        CONDUCTOR_CALLERS,
-    )
+    server.add(servicer, conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"], CONDUCTOR_CALLERS)
 
     def use(policy: PlacementPolicy, choice: str) -> None:
         scheduler.use(policy)

@@ -38,8 +38,6 @@ CONDUCTOR_CALLERS: Callers = {
     "ListInstances": frozenset((LB, WORKER, ADMIN)),
     "LookupBlocks": frozenset((LB, WORKER, ADMIN)),
 }
-WRITE_S = 5.0
-"""The seconds after which a session ends whose peer takes no message."""
 FIRST_S = 10.0
 """The seconds after which a session ends whose peer has sent nothing at all: the number of sessions is limited."""
 ASKED_CHARS_MAX = 256
@@ -101,7 +99,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         return response
 
     async def ReportSession(self, _: object, context: Any) -> None:
-        stream: ReportStream = Accepted(context, WRITE_S)
+        stream: ReportStream = Accepted(context)
         session = Reporting(stream, context, self.intake, self.membership)
         silent = _end_if_silent(stream)
         try:
@@ -118,7 +116,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         """
         if self._lb_sessions >= self.lb_sessions_max:
             raise ResourceExhausted(f"{self.lb_sessions_max} sessions are open", retry_after_s=1.0)
-        stream: LbStream = Accepted(context, WRITE_S)
+        stream: LbStream = Accepted(context)
         session = Placing(stream, self.placer)
         self._lb_sessions += 1
         self.metrics.lb_sessions.inc()

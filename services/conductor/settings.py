@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from pinyon.placement.cost_priors import parse_priors
 from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import parse_sizes
-from pinyon.runtime.settings import ServiceSettings, checked, service_config
+from pinyon.runtime.settings import ServiceSettings, checked, service_config, setting
 
 
 class ConductorSettings(ServiceSettings):
@@ -27,52 +27,50 @@ class ConductorSettings(ServiceSettings):
         "memory": "index_stride_tokens explain_mib",
     }
 
-    placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = Field(
-        PLACEMENT_DEFAULT,
-        description=f"placement policy: {PLACEMENT_POLICIES.choices}; for one model: ;MODEL=POLICY",
+    placement: Annotated[str, AfterValidator(PLACEMENT_POLICIES.checked)] = setting(
+        PLACEMENT_DEFAULT, f"placement policy: {PLACEMENT_POLICIES.choices}; for one model: ;MODEL=POLICY"
     )
-    ttft_slo_ms: int = Field(
+    ttft_slo_ms: int = setting(
         30_000,
-        ge=0,
-        description="time to first token for requests that name none; one that takes longer by itself may wait a "
+        "time to first token for requests that name none; one that takes longer by itself may wait a "
         "quarter of that time; 0 is off",
+        ge=0,
     )
-    sizes: Annotated[str, checked(parse_sizes)] = Field(
+    sizes: Annotated[str, checked(parse_sizes)] = setting(
         "",
-        description="LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
+        "LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
         "(pinyon_conductor_instances_wanted); empty is off",
     )
-    profile: Annotated[str, checked(parse_priors)] = Field(
+    profile: Annotated[str, checked(parse_priors)] = setting(
         "",
-        description="what costs are taken to be before they are measured: a name of docs/design/worker.md or a JSON "
+        "what costs are taken to be before they are measured: a name of docs/design/worker.md or a JSON "
         "file; further ones: ;MODEL=PROFILE",
     )
-    tbt_slo_ms: int = Field(0, ge=0, description="time between tokens for requests that name none; 0 is off")
-    lease_ms: int = Field(3_000, ge=100, le=600_000, description="an instance is forgotten this long after a report")
-    settle_ms: int = Field(
-        3_000, ge=0, le=600_000, description="after a start, the list of instances may be incomplete for this long"
+    tbt_slo_ms: int = setting(0, "time between tokens for requests that name none; 0 is off", ge=0)
+    lease_ms: int = setting(3_000, "an instance is forgotten this long after a report", ge=100, le=600_000)
+    settle_ms: int = setting(
+        3_000, "after a start, the list of instances may be incomplete for this long", ge=0, le=600_000
     )
-    instances_max: int = Field(512, ge=1, le=4096, description="instances, store nodes among them")
-    index_keys_max: int = Field(
-        10_000_000, ge=1, le=1_000_000_000, description="blocks that the index knows at once: 22 to 35 bytes each"
+    instances_max: int = setting(512, "instances, store nodes among them", ge=1, le=4096)
+    index_keys_max: int = setting(
+        10_000_000, "blocks that the index knows at once: 22 to 35 bytes each", ge=1, le=1_000_000_000
     )
-    index_stride_tokens: int = Field(
+    index_stride_tokens: int = setting(
         64,
+        "the index is told of a block every so many tokens of a prompt, and of none behind the last; 1: of all blocks",
         ge=1,
         le=4096,
-        description="the index is told of a block every so many tokens of a prompt, and of none behind the last; 1: of "
-        "all blocks",
     )
-    inflight_max: int = Field(100_000, ge=1, description="placements in flight")
-    inflight_unclaimed_s: float = Field(
-        10.0, gt=0, description="seconds after which a placement counts no longer if its decode instance never had it"
+    inflight_max: int = setting(100_000, "placements in flight", ge=1)
+    inflight_unclaimed_s: float = setting(
+        10.0, "seconds after which a placement counts no longer if its decode instance never had it", gt=0
     )
-    inflight_prefill_s: float = Field(
-        600.0, gt=0, description="seconds after which a placement's prefill counts no longer if nobody reported its end"
+    inflight_prefill_s: float = setting(
+        600.0, "seconds after which a placement's prefill counts no longer if nobody reported its end", gt=0
     )
-    inflight_decode_s: float = Field(600.0, gt=0, description="the same for its decode")
-    explain_max: int = Field(
-        4096, ge=0, le=1_000_000, description="placements and refusals that `pinyon explain` knows; 0 is off"
+    inflight_decode_s: float = setting(600.0, "the same for its decode", gt=0)
+    explain_max: int = setting(
+        4096, "placements and refusals that `pinyon explain` knows; 0 is off", ge=0, le=1_000_000
     )
-    explain_mib: int = Field(64, ge=1, le=65_536, description="memory for these, in MiB, about")
-    lb_sessions_max: int = Field(256, ge=1, le=4096, description="load balancers connected at once")
+    explain_mib: int = setting(64, "memory for these, in MiB, about", ge=1, le=65_536)
+    lb_sessions_max: int = setting(256, "load balancers connected at once", ge=1, le=4096)

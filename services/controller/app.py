@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
 from pinyon.federation.distances import Pair, parse_distances
 from pinyon.federation.registry import VERSION_MAX, LbRegistry
@@ -77,7 +77,6 @@ def build(
     control = Control(registry, settings, metrics, security.channels, clock, remembered=state)
     server = GrpcServer(settings.listen, security.tls)
     server.add(
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server,
         ControllerServicer(control, metrics, clock),
         controller_pb2.DESCRIPTOR.services_by_name["ControllerService"],
         CONTROLLER_CALLERS,

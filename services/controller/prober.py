@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,31 +36,23 @@ class _Probe:
     answered: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Prober:
     """The prober: ``look`` now and then → ``close``. ``told`` is called after each answer that is news, or missing."""
 
-    def __init__(
-        self,
-        registry: LbRegistry,
-        channels: Channels,
-        timeout_s: float,
-        clock: Clock,
-        told: Callable[[], None],
-        counted: Callable[[bool], None],
-    ) -> None:
-        self._registry = registry
-        self._channels = channels
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._told = told
-        self._counted = counted
-        self._probes: dict[str, _Probe] = {}
-        self._turns = asyncio.Semaphore(AT_ONCE)
+    registry: LbRegistry
+    channels: Channels
+    timeout_s: float
+    clock: Clock
+    told: Callable[[], None]
+    counted: Callable[[bool], None]
+    _probes: dict[str, _Probe] = field(default_factory=dict, init=False)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE), init=False)
 
     def look(self) -> None:
         """Begins the probes that are due."""
-        now_s = self._clock()
-        members = {each.info.lb_id: each for each in self._registry.watched() if not each.left}
+        now_s = self.clock()
+        members = {each.info.lb_id: each for each in self.registry.watched() if not each.left}
         for lb_id in [each for each in self._probes if each not in members]:
             probe = self._probes.pop(lb_id)
             if probe.task is not None:
@@ -72,7 +64,7 @@ class Prober:
             period_s = PERIOD_S
             if member.failed:
                 period_s = FAILED_PERIOD_S
-            elif member.suspected(now_s, self._registry.timing):
+            elif member.suspected(now_s, self.registry.timing):
                 period_s = SUSPECTED_PERIOD_S
             if now_s - probe.ended_s >= period_s:
                 probe.task = asyncio.create_task(self._run(probe, member.info), name=f"probe {lb_id}")
@@ -84,21 +76,21 @@ class Prober:
 
     async def _run(self, probe: _Probe, info: LbInfo) -> None:
         async with self._turns:
-            began_s = self._clock()
+            began_s = self.clock()
             answered = await self._ask(info)
-        probe.ended_s = self._clock()
-        self._counted(answered)
-        self._registry.probed(info.lb_id, info.boot_id, answered, began_s, probe.ended_s)
+        probe.ended_s = self.clock()
+        self.counted(answered)
+        self.registry.probed(info.lb_id, info.boot_id, answered, began_s, probe.ended_s)
         if not answered or not probe.answered:
-            self._told()
+            self.told()
         probe.answered = answered
 
     async def _ask(self, info: LbInfo) -> bool:
         """Returns whether it answers at all: then it lives; whether it is ready it says in its reports."""
-        channel = self._channels.open(info.grpc_address, peer_name(LB, info.lb_id))
+        channel = self.channels.open(info.grpc_address, peer_name(LB, info.lb_id))
         try:
             await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=self._timeout_s
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=self.timeout_s
             )
         except grpc.aio.AioRpcError as error:
             _log.debug("%s at %s: %s", info.lb_id, info.grpc_address, error.details())

@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
+from math import inf
 from typing import Any
 from urllib.parse import parse_qsl
 
 from pinyon.core.errors import InvalidArgument, PinyonError
-from pinyon.federation.distances import Distances
+from pinyon.federation.distances import Distances, Position
 from pinyon.federation.members import LbState
 from pinyon.federation.nearest import NearRegion, nearest
-from pinyon.federation.position import Position
 from pinyon.federation.view import Federation
 from pinyon.routing.geography import ANYWHERE, Geography
 
@@ -117,5 +116,5 @@ def _region(near: NearRegion, live: bool) -> dict[str, Any]:
     }
 
 
-def _rounded(distance: float | None) -> float | None:
-    return None if distance is None or math.isinf(distance) else round(distance, 1)
+def _rounded(distance: float) -> float | None:
+    return None if distance == inf else round(distance, 1)

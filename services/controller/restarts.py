@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from pinyon.federation.members import LbInfo
 from pinyon.runtime.logging import get_logger
@@ -22,28 +23,21 @@ OUTPUT_BYTES = 4096
 _log = get_logger("controller.restarts")
 
 
+@dataclass(slots=True, eq=False)
 class LbRestarts:
     """The restarts of each load balancer, from ``failed`` to ``back``. Without a command, nothing happens."""
 
-    def __init__(
-        self,
-        command: str,
-        timeout_s: float,
-        attempts: int,
-        counted: Callable[[bool], None] = lambda _: None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._command = shlex.split(command)
-        self._timeout_s = timeout_s
-        self._attempts = attempts
-        self._counted = counted
-        self._sleep = sleep
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+    command: str
+    timeout_s: float
+    attempts: int
+    counted: Callable[[bool], None] = lambda _: None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE), init=False)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     def failed(self, info: LbInfo) -> None:
         task = self._tasks.get(info.lb_id)
-        if self._command and (task is None or task.done()):
+        if self.command and (task is None or task.done()):
             self._tasks[info.lb_id] = asyncio.create_task(self._restart(info), name=f"restart {info.lb_id}")
 
     def back(self, lb_id: str) -> None:
@@ -63,12 +57,12 @@ class LbRestarts:
 
     async def _restart(self, info: LbInfo) -> None:
         pause_s = FIRST_PAUSE_S
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, self.attempts + 1):
             async with self._turns:
-                self._counted(await self._run(info, attempt))
-            await self._sleep(pause_s)
+                self.counted(await self._run(info, attempt))
+            await self.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
-        _log.error("%s is not started again any more: %d attempts", info.lb_id, self._attempts)
+        _log.error("%s is not started again any more: %d attempts", info.lb_id, self.attempts)
 
     async def _run(self, info: LbInfo, attempt: int) -> bool:
         environment = {
@@ -84,7 +78,7 @@ class LbRestarts:
         with tempfile.TemporaryFile() as output:
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *self._command,
+                    *shlex.split(self.command),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
@@ -95,10 +89,10 @@ class LbRestarts:
                 _log.error("the restart hook cannot be run: %s", error.strerror or error)
                 return False
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self.timeout_s):
                     code = await process.wait()
             except TimeoutError:
-                _log.error("the restart hook for %s took longer than %g s", info.lb_id, self._timeout_s)
+                _log.error("the restart hook for %s took longer than %g s", info.lb_id, self.timeout_s)
                 return False
             finally:
                 if process.returncode is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +38,6 @@ CONTROLLER_CALLERS: Callers = {
     "RemoveInstance": frozenset((ADMIN,)),
     "ForgetLoadBalancer": frozenset((ADMIN,)),
 }
-WRITE_S = 5.0
-"""A session whose peer takes no message for this long has ended."""
 FIRST_S = 10.0
 """A session whose peer says nothing at all for this long has ended."""
 SESSIONS_MAX = 512
@@ -53,22 +52,18 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self._control = control
         self._metrics = metrics
         self._clock = clock
-        self._sessions = 0
+        self._places = asyncio.Semaphore(SESSIONS_MAX)
         self._refusals = Refusals(_log, clock)
 
     async def Session(self, _: object, context: Any) -> None:
-        if self._sessions >= SESSIONS_MAX:
+        if self._places.locked():
             raise ResourceExhausted(f"{SESSIONS_MAX} sessions are open", retry_after_s=1.0)
-        self._sessions += 1
-        self._metrics.sessions.inc()
-        try:
-            await self._converse(context)
-        finally:
-            self._sessions -= 1
-            self._metrics.sessions.dec()
+        async with self._places:
+            with self._metrics.sessions.track_inprogress():
+                await self._converse(context)
 
     async def _converse(self, context: Any) -> None:
-        stream = Accepted[controller_pb2.SessionResponse, controller_pb2.SessionRequest](context, WRITE_S)
+        stream = Accepted[controller_pb2.SessionResponse, controller_pb2.SessionRequest](context)
         first = await stream.first(FIRST_S)
         if first is None:
             return

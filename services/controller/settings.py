@@ -5,11 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Annotated, ClassVar
 
-from pydantic import Field
-
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.watched import Timing
-from pinyon.runtime.settings import Address, ServiceSettings, checked, service_config
+from pinyon.runtime.settings import Address, ServiceSettings, checked, service_config, setting
 
 
 class ControllerSettings(ServiceSettings):
@@ -25,45 +23,39 @@ class ControllerSettings(ServiceSettings):
         "failures": "grace_s lease_s restart_timeout_s restart_attempts",
     }
 
-    http_listen: Address = Field(
-        "127.0.0.1:0",
-        description="host:port of /v1/regions, the list of load balancers for clients; empty turns it off",
+    http_listen: Address = setting(
+        "127.0.0.1:0", "host:port of /v1/regions, the list of load balancers for clients; empty turns it off"
     )
-    state_file: str = Field(
-        "", description="file that keeps what it knows for a restart; empty: load balancers tell it then"
+    state_file: str = setting("", "file that keeps what it knows for a restart; empty: load balancers tell it then")
+    geography: str = setting(
+        "", "file with the policy of regions (JSON, docs/design/controller.md): who may stand in for whom"
     )
-    geography: str = Field(
-        "", description="file with the policy of regions (JSON, docs/design/controller.md): who may stand in for whom"
+    distances: str = setting(
+        "", 'file with round trips between regions that nobody measures: JSON {"REGION": {"REGION": MS}}'
     )
-    distances: str = Field(
-        "", description='file with round trips between regions that nobody measures: JSON {"REGION": {"REGION": MS}}'
+    lbs_max: int = setting(MEMBERS_MAX, "load balancers known at once", ge=1, le=MEMBERS_MAX)
+    silence_s: float = setting(2.0, "time without a report after which a load balancer is suspected", ge=1.5, le=600)
+    probe_timeout_s: float = setting(1.0, "time that a probe's answer may take", gt=0, le=60)
+    probes: int = setting(2, "probes in a row that a suspected one may leave unanswered", ge=1, le=100)
+    grace_s: float = setting(
+        10.0, "time after a start in which nobody has failed who is only known from before", ge=0, le=3600
     )
-    lbs_max: int = Field(MEMBERS_MAX, ge=1, le=MEMBERS_MAX, description="load balancers known at once")
-    silence_s: float = Field(
-        2.0, ge=1.5, le=600, description="time without a report after which a load balancer is suspected"
-    )
-    probe_timeout_s: float = Field(1.0, gt=0, le=60, description="time that a probe's answer may take")
-    probes: int = Field(2, ge=1, le=100, description="probes in a row that a suspected one may leave unanswered")
-    grace_s: float = Field(
-        10.0, ge=0, le=3600, description="time after a start in which nobody has failed who is only known from before"
-    )
-    settle_s: float = Field(
+    settle_s: float = setting(
         5.0,
+        "time that a load balancer serves again before it gets its clusters back; doubles with each failure in a row",
         ge=0,
         le=3600,
-        description="time that a load balancer serves again before it gets its clusters back; doubles with each "
-        "failure in a row",
     )
-    lease_s: float = Field(
-        5.0, ge=1, le=3600, description="time that an adopter which does not hear the controller goes on in any case"
+    lease_s: float = setting(
+        5.0, "time that an adopter which does not hear the controller goes on in any case", ge=1, le=3600
     )
-    restart_hook: Annotated[str, checked(shlex.split)] = Field(
+    restart_hook: Annotated[str, checked(shlex.split)] = setting(
         "",
-        description="command, without a shell, that starts a failed load balancer again; PINYON_FAILED_* say which "
+        "command, without a shell, that starts a failed load balancer again; PINYON_FAILED_* say which "
         "(docs/design/controller.md)",
     )
-    restart_timeout_s: float = Field(60.0, gt=0, le=3600, description="time after which that command is killed")
-    restart_attempts: int = Field(10, ge=1, le=1000, description="times that it is run for one failure, at most")
+    restart_timeout_s: float = setting(60.0, "time after which that command is killed", gt=0, le=3600)
+    restart_attempts: int = setting(10, "times that it is run for one failure, at most", ge=1, le=1000)
 
     def timing(self) -> Timing:
         return Timing(

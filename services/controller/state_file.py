@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
@@ -52,13 +53,10 @@ def read_state(path: Path) -> Federation | None:
         federation = federation_from_json(document.get("federation", {}))
         if not federation.epoch:
             raise ValueError("it has no epoch")
-    except (ValueError, RecursionError) as error:
-        _put_aside(path, str(error))
-        return None
-    except PinyonError as error:
-        if error.field == "state_file":
+    except (ValueError, RecursionError, PinyonError) as error:
+        if isinstance(error, PinyonError) and error.field == "state_file":
             raise
-        _put_aside(path, error.message)
+        _put_aside(path, str(error))
         return None
     return federation
 
@@ -90,30 +88,27 @@ def _write(path: Path, federation: Federation) -> None:
         os.close(folder)
 
 
+@dataclass(slots=True, eq=False)
 class StateFile:
-    """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version, and retries failures."""
+    """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version, and retries failures.
 
-    def __init__(
-        self,
-        path: Path | None,
-        written: Callable[[bool], None] = lambda _: None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Takes a path; without one, nothing is kept, but counts as written. ``written`` is told of each attempt."""
-        self._path = path
-        self._told = written
-        self._sleep = sleep
-        self._next: Federation | None = None
-        self._news = asyncio.Event()
-        self._done = asyncio.Condition()
-        self._version = 0
-        """The version on the disk."""
-        self._task: asyncio.Task[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
-        """The thread's write, which goes on when nobody waits for it any more."""
+    Without a path, nothing is kept, but counts as written. ``told`` is called after each attempt.
+    """
+
+    path: Path | None
+    told: Callable[[bool], None] = lambda _: None
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _next: Federation | None = field(default=None, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _done: asyncio.Condition = field(default_factory=asyncio.Condition, init=False)
+    _version: int = field(default=0, init=False)
+    """The version on the disk."""
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _writing: asyncio.Future[None] | None = field(default=None, init=False)
+    """The thread's write, which goes on when nobody waits for it any more."""
 
     def start(self) -> None:
-        if self._path is not None:
+        if self.path is not None:
             self._task = asyncio.create_task(self._run(), name="state-file")
 
     def keep(self, federation: Federation) -> None:
@@ -122,7 +117,7 @@ class StateFile:
 
     async def wait(self, version: int) -> None:
         """Waits until that version is on the disk. Raises :class:`Unavailable` when that takes too long."""
-        if self._path is None:
+        if self.path is None:
             return
         try:
             async with asyncio.timeout(WRITE_S), self._done:
@@ -132,28 +127,28 @@ class StateFile:
 
     async def close(self) -> None:
         """Ends the writing task, and writes what was kept last once more if need be."""
-        if self._task is None or self._path is None:
+        if self._task is None or self.path is None:
             return
         await ended(self._task)
         self._task = None
         if self._writing is not None:
             await asyncio.wait({self._writing})  # or an older version would be there in the end
         if self._next is not None and self._next.version > self._version:
-            await self._attempt(self._path, self._next)
+            await self._attempt(self.path, self._next)
 
     async def _run(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while self._path is not None:
+        while self.path is not None:
             await self._news.wait()
             self._news.clear()
             federation = self._next
             if federation is None or federation.version <= self._version:
                 continue
-            if await self._attempt(self._path, federation):
+            if await self._attempt(self.path, federation):
                 pause_s = FIRST_PAUSE_S
                 continue
             self._news.set()
-            await self._sleep(pause_s)
+            await self.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 
     async def _attempt(self, path: Path, federation: Federation) -> bool:
@@ -162,13 +157,13 @@ class StateFile:
             await asyncio.shield(self._writing)
         except OSError as error:
             _log.error("cannot write %s: %s", path, error.strerror or error)
-            self._told(False)
+            self.told(False)
             return False
         except Exception:  # what hinders the write of one version may not hinder a later one's
             _log.exception("cannot write version %d to %s", federation.version, path)
-            self._told(False)
+            self.told(False)
             return False
-        self._told(True)
+        self.told(True)
         async with self._done:
             self._version = federation.version
             self._done.notify_all()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy
 from pinyon.runtime.admin import add_admin, changeable_policy
@@ -46,21 +46,10 @@ async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIt
         stack.push_async_callback(asyncio.to_thread, engine.close)
         node = StoreNode(context.instance_id, settings, engine)
         stack.push_async_callback(node.close)
-        node.start()
         server = GrpcServer(settings.listen, security.tls)
         services = kvstore_pb2.DESCRIPTOR.services_by_name
-        server.add(
-            kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server,
-            KvStoreServicer(node),
-            services["KvStoreService"],
-            KVSTORE_CALLERS,
-        )
-        server.add(
-            kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
-            StoredBlockServicer(node, context.telemetry),
-            services["BlockReadService"],
-            BLOCK_READ_CALLERS,
-        )
+        server.add(KvStoreServicer(node), services["KvStoreService"], KVSTORE_CALLERS)
+        server.add(StoredBlockServicer(node, context.telemetry), services["BlockReadService"], BLOCK_READ_CALLERS)
         show_policy = show_policies(context.registry, "kvstore", eviction=settings.eviction)
 
         def use(policy: EvictionPolicy[bytes], choice: str) -> None:

@@ -14,10 +14,10 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass, Role
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
+from pinyon.runtime.deadlines import Deadline
 from pinyon.runtime.eviction import RefitThread
 from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.tasks import ended
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.background import Background
 from pinyon.store.kv_object import Lease, PutSlot, SlotState
@@ -26,17 +26,14 @@ from pinyon.store.objects import ObjectTable
 from pinyon.transfer import Access, Grant, RegionDescriptor, SegmentDescriptor, TransferEngine
 from services.kvstore.settings import KvStoreSettings
 
-ALIGNMENT_BYTES = 64
 END_S = 30.0
 """The seconds that ending all puts may take when the node stops."""
-SWEEP_PAUSE_S = 1.0
-"""The seconds of pause after a sweep that failed: what was overdue still is."""
 
 _log = get_logger("node")
 
 
 class StoreNode:
-    """A store node on one event loop, where ``start`` and ``close`` are called. The caller owns the running engine."""
+    """A store node on one event loop, where it is made and closed. The caller owns the running engine."""
 
     def __init__(
         self, node_id: str, settings: KvStoreSettings, engine: TransferEngine, *, clock: Clock = time.monotonic
@@ -49,7 +46,7 @@ class StoreNode:
         self._refits = RefitThread()
         # Ids start at random: calls meant for the process before a restart must not hit a lease or put of this one.
         self.table = ObjectTable(
-            OffsetAllocator(self._pool.nbytes, ALIGNMENT_BYTES),
+            OffsetAllocator(self._pool.nbytes),
             self.policy(settings.eviction),
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),
@@ -63,9 +60,8 @@ class StoreNode:
         self.writers: dict[int, Grant] = {}
         """The keys that open memory to writers: one per put."""
         self._duties = Background()
-        self._sooner = asyncio.Event()
-        self._sweep_at_s = float("inf")
-        self._sweeper: asyncio.Task[None] | None = None
+        self._next_end = Deadline(asyncio.get_running_loop(), self._sweep)
+        """The time at which a lease or a put may be overdue."""
         self._on_change: list[Callable[[], None]] = []
         self.draining = False
 
@@ -83,13 +79,10 @@ class StoreNode:
         """Registers a callback for when readable keys came or went."""
         self._on_change.append(callback)
 
-    def start(self) -> None:
-        self._sweeper = asyncio.create_task(self._sweep(), name="store-sweeper")
-
     async def close(self) -> None:
         """Shuts all writers out. The memory goes when the engine is closed."""
         self.draining = True
-        await ended(self._sweeper)
+        self._next_end.close()
         for put_id in list(self.writers):
             if self.table.close_put(put_id):
                 self._duties.run(self._end(put_id, commit=False), "put end")
@@ -127,7 +120,7 @@ class StoreNode:
             self.table.end_put(put_id, commit=False, now_s=self._clock())
             raise
         self.writers[put_id] = grant
-        self._sweep_by(timeout_s)
+        self._sweep_in(timeout_s)
         return put_id, slots, grant.descriptor()
 
     async def put_end(self, put_id: int, *, commit: bool) -> int:
@@ -176,7 +169,7 @@ class StoreNode:
         except PinyonError:
             self.table.release(lease.lease_id, self._clock())
             raise
-        self._sweep_by(lease_s)
+        self._sweep_in(lease_s)
         return lease, lease_s, opened
 
     def release(self, lease_id: int) -> bool:
@@ -202,36 +195,25 @@ class StoreNode:
 
     # -- time
 
-    def sweep(self) -> None:
-        """Ends the leases and puts that are overdue now."""
+    def _sweep(self) -> None:
+        """Ends the leases and puts that are overdue now, and sets the timer for the next ones."""
         now = self._clock()
-        for lease_id in self.table.overdue_leases(now):
-            self.release(lease_id)
-        for put_id in self.table.close_overdue(now):
-            _log.warning("a put timed out; its room is given back")
-            self._duties.run(self._end(put_id, commit=False), "put end")
+        try:
+            for lease_id in self.table.overdue_leases(now):
+                self.release(lease_id)
+            for put_id in self.table.close_overdue(now):
+                _log.warning("a put timed out; its room is given back")
+                self._duties.run(self._end(put_id, commit=False), "put end")
+        finally:  # also after a defect: without sweeping, overdue leases and puts would fill the pool
+            next_s = self.table.next_deadline_s()
+            if next_s is not None:
+                self._sweep_in(next_s - now)
 
-    def _sweep_by(self, after_s: float) -> None:
-        """Wakes the sweeper if it would sleep for longer than ``after_s`` seconds."""
-        if self._clock() + after_s < self._sweep_at_s:
-            self._sooner.set()
-
-    async def _sweep(self) -> None:
-        """Sleeps until the next lease or put is overdue or a sooner one was made, and sweeps."""
-        while True:
-            self._sooner.clear()
-            deadline = self.table.next_deadline_s()
-            self._sweep_at_s = float("inf") if deadline is None else deadline
-            wait_s = None if deadline is None else max(0.001, deadline - self._clock())
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._sooner.wait()
-            except TimeoutError:
-                try:
-                    self.sweep()
-                except Exception:  # a defect; without sweeping, overdue leases and puts would fill the pool
-                    _log.exception("sweeping failed")
-                    await asyncio.sleep(SWEEP_PAUSE_S)
+    def _sweep_in(self, seconds: float) -> None:
+        """Sets the timer for a lease or put that ends in so many seconds, unless another one ends sooner."""
+        due = asyncio.get_running_loop().time() + seconds
+        if due < self._next_end.due:
+            self._next_end.set(due)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until nobody reads or writes here; returns whether that came in time. Nothing new may begin."""

@@ -81,7 +81,7 @@ class MetadataPublisher:
         waits = False
         while True:
             try:
-                await self.metadata.register(self._record, self._lease_s)
+                return await self.metadata.register(self._record, self._lease_s)
             except Unavailable as error:
                 if self._clock() >= give_up_s:
                     raise Unavailable(
@@ -91,8 +91,6 @@ class MetadataPublisher:
                     _log.warning("waiting for Redis, %g s at most (%s)", REGISTER_S, error.message)
                 waits = True
                 await asyncio.sleep(REGISTER_PAUSE_S)
-            else:
-                return
 
     def start(self) -> None:
         self._tasks = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.runtime.eviction_choice import checked_eviction
-from pinyon.runtime.settings import Address, plain_redis, service_config
+from pinyon.runtime.settings import Address, plain_redis, service_config, setting
 from pinyon.runtime.transfer_engine import TransferSettings
 
 
@@ -26,22 +26,22 @@ class KvStoreSettings(TransferSettings):
         "puts and reads": "put_timeout_s put_timeout_max_s lease_s lease_max_s",
     }
 
-    redis_url: str = Field("", description="Redis with the block metadata; required")
-    conductor: Address = Field("", description="host:port of the conductor; empty: report to nobody")
-    pool_mib: int = Field(256, ge=1, le=1 << 24, description="size of the DRAM pool in MiB")
-    eviction: Annotated[str, AfterValidator(checked_eviction)] = Field(
-        "lru", description=f"which objects go when room is needed: {EVICTION_POLICIES.choices}"
+    redis_url: str = setting("", "Redis with the block metadata; required")
+    conductor: Address = setting("", "host:port of the conductor; empty: report to nobody")
+    pool_mib: int = setting(256, "size of the DRAM pool in MiB", ge=1, le=1 << 24)
+    eviction: Annotated[str, AfterValidator(checked_eviction)] = setting(
+        "lru", f"which objects go when room is needed: {EVICTION_POLICIES.choices}"
     )
-    put_timeout_s: float = Field(10.0, gt=0, le=3600, description="seconds a put may take if it does not say so")
-    put_timeout_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a put may take at most")
-    open_puts_max: int = Field(1024, ge=1, le=2048, description="puts begun and not ended")
-    lease_s: float = Field(5.0, gt=0, le=3600, description="seconds a reader may read if it does not say so")
-    lease_max_s: float = Field(60.0, gt=0, le=3600, description="seconds a reader may read at most")
-    leases_max: int = Field(16384, ge=1, le=1 << 20, description="leases of readers at once")
-    node_lease_s: float = Field(
-        3.0, ge=0.3, le=3600, description="seconds after which a node that does not answer counts as gone"
+    put_timeout_s: float = setting(10.0, "seconds a put may take if it does not say so", gt=0, le=3600)
+    put_timeout_max_s: float = setting(60.0, "seconds a put may take at most", gt=0, le=3600)
+    open_puts_max: int = setting(1024, "puts begun and not ended", ge=1, le=2048)
+    lease_s: float = setting(5.0, "seconds a reader may read if it does not say so", gt=0, le=3600)
+    lease_max_s: float = setting(60.0, "seconds a reader may read at most", gt=0, le=3600)
+    leases_max: int = setting(16384, "leases of readers at once", ge=1, le=1 << 20)
+    node_lease_s: float = setting(
+        3.0, "seconds after which a node that does not answer counts as gone", ge=0.3, le=3600
     )
-    redis_timeout_s: float = Field(1.0, gt=0, le=60, description="seconds that Redis gets for an answer")
+    redis_timeout_s: float = setting(1.0, "seconds that Redis gets for an answer", gt=0, le=60)
 
     def exposed(self) -> list[str]:
         return super().exposed() + plain_redis(self, self.redis_url)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.served import parse_more_models
 from pinyon.frontdoor.instances.asked_instances import AskedInstances
-from pinyon.frontdoor.instances.clusters import Clusters
+from pinyon.frontdoor.instances.clusters import Clusters, OnListed
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.instances import InstanceView
-from pinyon.frontdoor.instances.kind import InstanceKind
+from pinyon.frontdoor.instances.instances import ConductorCluster
+from pinyon.frontdoor.instances.kind import Dispatcher, InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.prompts import KeyChains, Models, Prompts
+from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
 from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
-from pinyon.frontdoor.instances.tokenize import Tokenization
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
-from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.upstreams.url import read_upstream_keys
 from pinyon.http.budget import Budget
@@ -53,68 +49,50 @@ class Lb(LoadBalancer):
         security = context.security
         cards = load_cards(settings)
         super().__init__(settings, context, clock, cards)
-        self.workers = WorkerSessions(
-            settings.unread_tokens,
-            clock,
-            security.channels,
-            lambda *heard: self.clusters.load(*heard),
-            lambda *lost: self.clusters.silent(*lost),
-        )
         self.clusters: Clusters = Clusters(
-            self.models, self.workers, settings.conductor, self._make_conductor, self._make_view, clock
+            self.models, settings.unread_tokens, security.channels, settings.conductor, self._make_cluster, clock
         )
-        self.view, self.conductor = self.clusters.home.view, self.clusters.home.conductor
-        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.conductor, self.workers, self.view)
+        self.view, self.conductor = self.clusters.home, self.clusters.home.conductor
+        metrics = LbMetrics(context.registry, tuple(cards), self.line, self.clusters)
         chains = KeyChains()
-        self.prompts = Models(
-            [
-                Prompts(card, self.view, self.off_loop, chains, settings.chat_max_tokens, settings.chars_per_token_max)
-                for card in cards.values()
-            ]
-        )
+        self.prompts = {
+            name: Prompts(
+                card, self.view, self.off_loop, chains, settings.chat_max_tokens, settings.chars_per_token_max
+            )
+            for name, card in cards.items()
+        }
         admission = self.admission(metrics)
         self.recorder = Recorder(clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         by_routing = settings.place_by == "routing"
-        kind = InstanceKind(self.clusters, self.workers, self.models, self.regions, metrics, limits, clock, by_routing)
+        kind = InstanceKind(self.clusters, self.models, self.regions, metrics, limits, clock, by_routing)
         loop = RequestLoop(self.models, kind, metrics, context.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
-        asked = AskedInstances(
-            self.prompts.names, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
-        )
-        routes = OwnRoutes(completions, Tokenization(admission, self.prompts, self.off_loop), self.prompts)
-        self.open_doors(routes, asked, metrics)
+        asked = AskedInstances(tuple(cards), self.clusters.home, security.channels, clock, self.models.serves_elsewhere)
+        self.open_doors(OwnRoutes(completions), asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
-        self.grpc.add(
-            lb_pb2_grpc.add_LbServiceServicer_to_server,
-            servicer,
-            lb_pb2.DESCRIPTOR.services_by_name["LbService"],
-            LB_CALLERS,
-            servicer.doors,
-        )
+        self.grpc.add(servicer, lb_pb2.DESCRIPTOR.services_by_name["LbService"], LB_CALLERS, servicer.doors)
         serving = TokenServing(
             self.own, self.line, metrics, self.readiness, self.models, self.access,
             Budget(settings.bodies_limit_mib << 20), timeout_s, clock, self.prompts, self.dispatcher,
         )  # fmt: skip
-        self.join(serving, metrics, self.recorder.record, self.clusters.watch)
+        self.join(serving, metrics, self.recorder.record, self.clusters.update_sessions)
 
-    def _make_conductor(
-        self, address: str, on_instances: Callable[[conductor_pb2.InstanceList, bool], None]
-    ) -> ConductorSession:
-        return ConductorSession(
+    def _make_cluster(self, name: str, address: str, on_listed: OnListed) -> ConductorCluster:
+        settings, security = self.settings, self.context.security
+        layer = partial(self.models.layer, cluster=name)
+        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret)
+        cluster.conductor = ConductorSession(
             address,
             self.context.instance_id,
-            on_instances,
-            self.settings.conductor_timeout_s,
+            lambda message, first: on_listed(*cluster.update(message, self.clock(), first)),
+            settings.conductor_timeout_s,
             lambda: self.line.in_flight,
-            self.context.security.channels.sessions_to(peer_name(CONDUCTOR)),
+            security.channels.sessions_to(peer_name(CONDUCTOR)),
         )
-
-    def _make_view(self, cluster: str) -> InstanceView:
-        layer = partial(self.models.layer, cluster=cluster)
-        return InstanceView(layer, self.settings.instances_grace_s, self.context.security.secret)
+        return cluster
 
     def last_calls_s(self, left_s: float) -> float:
         # This time is granted even if the drain has used up its own: calls would lose what they have not sent yet.
@@ -123,9 +101,8 @@ class Lb(LoadBalancer):
         return max(tell_s, left_s)
 
     async def close_targets(self) -> None:
-        await self.workers.close()
         await self.clusters.close()
-        await self.prompts.close()
+        await asyncio.gather(*(each.close() for each in self.prompts.values()))
 
 
 def load_cards(settings: LbSettings) -> dict[str, ModelCard]:

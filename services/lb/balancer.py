@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
-from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
+from pinyon.federation.distances import parse_position
 from pinyon.federation.members import LbInfo, OwnedCluster
-from pinyon.federation.position import parse_position
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
 from pinyon.frontdoor.clusters import Adopted
-from pinyon.frontdoor.coalesced import Coalesced
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
-from pinyon.frontdoor.https import Https
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.off_loop import OffLoop
@@ -55,9 +56,6 @@ from pinyon.runtime.settings import read_json
 from services.lb.settings import LbSettings
 
 _log = get_logger("lb.regions")
-
-CHANGES_S = 0.002
-"""The time for which the targets' many reports are collected before waiting requests learn of them."""
 
 
 class LoadBalancer:
@@ -93,10 +91,7 @@ class LoadBalancer:
         self.journal = settings.open_journal(JOURNAL_TYPES, header, clock)
         decisions = FrontDecisions(config, self.journal)
         self.line = Line(decisions.queue, clock, self.models.is_open, self.models.granted)
-        # While no request waits, free room need not be announced: later requests look for it themselves.
-        self.changes = Coalesced(self.line.availability_changed, CHANGES_S, lambda: self.line.queued)
-        self.models.changed, self.models.waiting = self.changes, lambda: self.line.waiting_demands
-        self.line.on_put_back = self.changes.wanted_now
+        self.models.changed, self.models.waiting = self.line.look, lambda: self.line.waiting_demands
         self.off_loop = OffLoop()
         self.bodies = Budget(settings.bodies_limit_mib << 20)
         self.access = AccessLog(settings.access_log, clock)
@@ -163,12 +158,7 @@ class LoadBalancer:
         operators can change at run time; a new pushing rule calls ``pushed``."""
         context, settings, controller = self.context, self.settings, self.settings.controller
         self.serving = serving
-        self.grpc.add(
-            peer_pb2_grpc.add_PeerServiceServicer_to_server,
-            serving,
-            peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
-            PEER_CALLERS,
-        )
+        self.grpc.add(serving, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], PEER_CALLERS)
         self.membership = member = RegionMembership(self.models, self.line, self.regions, metrics, self.clusters)
         session = member.session = ControllerSession(
             controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
@@ -258,7 +248,7 @@ class LoadBalancer:
         await self.regions.close()
         await self.close_targets()
         self.models.close()
-        self.changes.close()
+        self.line.close()
         self.off_loop.close()
         if self.journal is not None:
             self.journal.close()
@@ -270,6 +260,36 @@ class LoadBalancer:
     async def close_targets(self) -> None:
         """Closes the targets of requests."""
         await self.clusters.close()
+
+
+class Https:
+    """The TLS context of the HTTP server. It has a certificate of its own, or the cluster's. Connections made after
+    :meth:`renew` get the new one."""
+
+    context: ssl.SSLContext
+    """The context of new connections."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Loads the files. Raises :class:`InvalidArgument`."""
+        self.files = (certificate, key)
+        self.renew()
+
+    @classmethod
+    def of(cls, certificate: str, key: str, security: Security) -> Https | None:
+        """Returns the certificate to use, or None for plain HTTP. Raises :class:`InvalidArgument`."""
+        if certificate:
+            try:
+                return cls(Path(certificate), Path(key))
+            except InvalidArgument as error:
+                raise InvalidArgument(error.message, field="http_tls_cert") from None
+        return None if security.tls is None else cls(security.tls.certificate, security.tls.key)
+
+    def renew(self) -> None:
+        """Loads the files again, from any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
+        from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
+
+        # A new context, as handshakes on the event loop would find half a certificate in one that is being loaded.
+        self.context = server_context(*self.files)
 
 
 def load_keys(settings: LbSettings) -> ApiKeys:

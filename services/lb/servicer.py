@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -20,8 +20,8 @@ from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.auth import ApiKeys, Client
 from pinyon.frontdoor.failures import late
 from pinyon.frontdoor.head import Labels, classify, traceparent
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models
+from pinyon.frontdoor.instances.kind import Dispatcher
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.enums import finish_reason_to_proto
@@ -39,6 +39,7 @@ LB_CALLERS: Callers = {
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_LABELS = ("kind", "turn", "session", "user", "cache_salt", "no_store")
 _SAMPLING = frozenset(each.name for each in SAMPLING_FIELDS)
 
 
@@ -48,7 +49,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     admission: TenantAdmission
     dispatcher: Dispatcher
-    models: Models
+    models: Mapping[str, Prompts]
     keys: ApiKeys
     ways: ServedModels
     timeout_s: float
@@ -71,24 +72,21 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     async def ListModels(self, request: lb_pb2.ListModelsRequest, context: Context) -> lb_pb2.ListModelsResponse:
         self._client(context)
         return lb_pb2.ListModelsResponse(
-            models=[lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self.models]
+            models=[
+                lb_pb2.Model(name=each.model, max_context_tokens=each.max_context()) for each in self.models.values()
+            ]
         )
 
     async def WhereTo(self, request: lb_pb2.WhereToRequest, context: Context) -> lb_pb2.WhereToResponse:
         client = self._client(context)
-        model = self.models.of(request.model or None).model
+        model = prompts_of(self.models, request.model or None).model
         labels = Labels(geographies=check_geographies(tuple(request.geographies), "geographies"))
         whose = classify(labels, Call(model=model, prompt="", prompt_field="prompt"), client, self.unix_clock())
+        found = self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
         return lb_pb2.WhereToResponse(
             ways=[
-                lb_pb2.Way(
-                    region=each.region,
-                    lb_id=each.target,
-                    allowed=each.allowed,
-                    available=each.available,
-                    reason=each.reason,
-                )
-                for each in self.ways.dry_run(self.ways.of(model), whose.geographies, whose.tenant)
+                lb_pb2.Way(region=region, lb_id=target, allowed=allowed, available=available, reason=reason)
+                for region, target, allowed, available, reason in found
             ]
         )
 
@@ -124,7 +122,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
             if asks and not told and delta.tokens:
                 message.prompt_logprobs.CopyFrom(state.prompt_logprobs)
                 told = True
-            if state.finished:
+            if state.finish_reason is not None:
                 last = message
                 return None
             return context.write(message)
@@ -139,13 +137,13 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
         self, request: lb_pb2.GenerateRequest, client: Client, arrived_unix_s: float, terms: Terms, log_id: str
     ) -> Request:
         """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
-        call = _call(request, self.models.default.model)
+        call = _call(request, next(iter(self.models)))
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
         except InvalidArgument as error:
             raise InvalidArgument(error.message, field=f"labels.{error.field}") from None
         try:
-            prompts = self.models.of(call.model)
+            prompts = prompts_of(self.models, call.model)
             return (await prompts.requests(call, log_id, request_class, terms, holder=client.holder))[0]
         except InvalidArgument as error:
             kind = request.WhichOneof("input")
@@ -189,13 +187,7 @@ def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
 
 
 def _labels(message: lb_pb2.RequestLabels) -> Labels:
-    return Labels(
-        message.kind,
-        message.turn,
-        message.session,
-        message.user,
-        message.priority if message.HasField("priority") else None,
-        tuple(message.geographies),
-        message.cache_salt,
-        message.no_store,
-    )
+    labels = Labels(**{name: getattr(message, name) for name in _LABELS})
+    labels.priority = message.priority if message.HasField("priority") else None
+    labels.geographies = tuple(message.geographies)
+    return labels

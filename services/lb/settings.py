@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.request import check_geography
 from pinyon.core.served import parse_more_models
-from pinyon.federation.position import parse_position
+from pinyon.federation.distances import parse_position
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.regions.peer import parse_peers
 from pinyon.frontdoor.upstreams.url import parse_upstreams
@@ -20,7 +20,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.distance import parse_delays
 from pinyon.runtime.journal_file import JournalSettings
-from pinyon.runtime.settings import Address, WritableFd, checked, service_config
+from pinyon.runtime.settings import Address, WritableFd, checked, service_config, setting
 
 _OF_OWN = {
     "conductor": "servers are placed on without one",
@@ -67,200 +67,177 @@ class LbSettings(JournalSettings):
         "given by who starts several": "http_reuse_port heartbeat_fd upstream_sharers test_region_delays_ms",
     }
 
-    conductor: Address = Field("", description="host:port of the conductor")
-    http_listen: Address = Field("127.0.0.1:0", description="host:port of the HTTP server; port 0 takes a free one")
-    processes: int = Field(
+    conductor: Address = setting("", "host:port of the conductor")
+    http_listen: Address = setting("127.0.0.1:0", "host:port of the HTTP server; port 0 takes a free one")
+    processes: int = setting(
         1,
+        "load balancers on this host, each a process, that listen at the one --http-listen (docs/use/deploy.md)",
         ge=1,
         le=256,
-        description="load balancers on this host, each a process, that listen at the one --http-listen "
-        "(docs/use/deploy.md)",
     )
-    http_reuse_port: bool = Field(
-        False, description="others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
+    http_reuse_port: bool = setting(
+        False, "others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
     )
-    heartbeat_fd: WritableFd = Field(
-        -1, description="file descriptor to say on twice a second that the event loop runs, as --processes has it"
+    heartbeat_fd: WritableFd = setting(
+        -1, "file descriptor to say on twice a second that the event loop runs, as --processes has it"
     )
-    admin_listen: Address = Field(
-        "127.0.0.1:0", description="host:port of the gRPC server for who has a certificate; with TLS only"
+    admin_listen: Address = setting(
+        "127.0.0.1:0", "host:port of the gRPC server for who has a certificate; with TLS only"
     )
-    http_tls_cert: str = Field(
-        "", description="certificate of HTTPS, where its clients trust another authority than the cluster's"
+    http_tls_cert: str = setting(
+        "", "certificate of HTTPS, where its clients trust another authority than the cluster's"
     )
-    http_tls_key: str = Field("", description="private key of that certificate")
-    model: str = Field("", description="Hugging Face checkpoint folder; empty: the built-in model")
-    served_model_name: str = Field("", max_length=128, description="what clients call the model; default: its own name")
-    more_models: Annotated[str, checked(parse_more_models)] = Field(
-        "", description="further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
+    http_tls_key: str = setting("", "private key of that certificate")
+    model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
+    served_model_name: str = setting("", "what clients call the model; default: its own name", max_length=128)
+    more_models: Annotated[str, checked(parse_more_models)] = setting(
+        "", "further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
     )
-    api_keys_file: str = Field(
+    api_keys_file: str = setting(
         "",
-        description='file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/use/http-api.md; '
+        'file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/use/http-api.md; '
         "empty: everyone is welcome",
     )
 
-    tenant_rpm: int = Field(
-        0, ge=0, le=1 << 30, description="requests per minute of a tenant whose API key says nothing; 0: no limit"
+    tenant_rpm: int = setting(
+        0, "requests per minute of a tenant whose API key says nothing; 0: no limit", ge=0, le=1 << 30
     )
-    tenant_tpm: int = Field(
-        0, ge=0, le=1 << 40, description="tokens per minute (prompt and generation) of such a tenant; 0: no limit"
+    tenant_tpm: int = setting(
+        0, "tokens per minute (prompt and generation) of such a tenant; 0: no limit", ge=0, le=1 << 40
     )
-    queue_limit: int = Field(1024, ge=0, le=1 << 20, description="requests that wait for their turn; more get 429")
-    in_flight_limit: int = Field(4096, ge=1, le=1 << 20, description="requests placed at once; more wait in the queue")
-    request_timeout_s: float = Field(600.0, gt=0, le=86_400, description="time for a whole request; then 504")
-    conductor_timeout_s: float = Field(
-        0.5, gt=0, le=60, description="wait for a placement before the load balancer chooses by itself"
+    queue_limit: int = setting(1024, "requests that wait for their turn; more get 429", ge=0, le=1 << 20)
+    in_flight_limit: int = setting(4096, "requests placed at once; more wait in the queue", ge=1, le=1 << 20)
+    request_timeout_s: float = setting(600.0, "time for a whole request; then 504", gt=0, le=86_400)
+    conductor_timeout_s: float = setting(
+        0.5, "wait for a placement before the load balancer chooses by itself", gt=0, le=60
     )
-    routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = Field(
-        "skywalker",
-        description=f"routing without a conductor: {ROUTING_POLICIES.choices}",
+    routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = setting(
+        "skywalker", f"routing without a conductor: {ROUTING_POLICIES.choices}"
     )
-    place_by: Literal["conductor", "routing"] = Field(
+    place_by: Literal["conductor", "routing"] = setting(
         "conductor",
-        description="who chooses instances: the conductor, or always --routing; who is there, the conductor says in "
-        "either case",
+        "who chooses instances: the conductor, or always --routing; who is there, the conductor says in either case",
     )
-    pushing: Annotated[str, AfterValidator(_checked_pushing)] = Field(
+    pushing: Annotated[str, AfterValidator(_checked_pushing)] = setting(
         "auto",
-        description=f"when to leave the queue: {PUSHING_RULES.choices}; auto: pending with regions or "
-        "--upstream, else blind",
+        f"when to leave the queue: {PUSHING_RULES.choices}; auto: pending with regions or --upstream, else blind",
     )
-    region: Annotated[str, checked(partial(check_geography, field="region"))] = Field(
-        "", description="name of the region: needed where load balancers of others forward to this one, or it to them"
+    region: Annotated[str, checked(partial(check_geography, field="region"))] = setting(
+        "", "name of the region: needed where load balancers of others forward to this one, or it to them"
     )
-    peers: Annotated[str, checked(parse_peers)] = Field(
+    peers: Annotated[str, checked(parse_peers)] = setting(
         "",
-        description="load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
+        "load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
         "--admin-listen), with commas",
     )
-    controller: Address = Field(
-        "", description="host:port of the regional controller, which says who the other load balancers are"
+    controller: Address = setting(
+        "", "host:port of the regional controller, which says who the other load balancers are"
     )
-    position: Annotated[str, checked(parse_position)] = Field(
-        "", description="where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
+    position: Annotated[str, checked(parse_position)] = setting(
+        "", "where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
     )
-    http_url: str = Field(
-        "", max_length=512, description="base URL at which clients reach this one, for the controller's list"
+    http_url: str = setting("", "base URL at which clients reach this one, for the controller's list", max_length=512)
+    geography_file: str = setting(
+        "", "JSON that says which region may send to which, and where tenants may be served (docs/use/regions.md)"
     )
-    geography_file: str = Field(
+    test_region_delays_ms: Annotated[str, checked(parse_delays)] = setting(
+        "", "for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
+    )
+    upstream: Annotated[str, checked(parse_upstreams)] = setting(
         "",
-        description="JSON that says which region may send to which, and where tenants may be served "
-        "(docs/use/regions.md)",
-    )
-    test_region_delays_ms: Annotated[str, checked(parse_delays)] = Field(
-        "", description="for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
-    )
-    upstream: Annotated[str, checked(parse_upstreams)] = Field(
-        "",
-        description="in place of a conductor: OpenAI-compatible servers (vLLM, SGLang ...), http://HOST:PORT[/PREFIX] "
+        "in place of a conductor: OpenAI-compatible servers (vLLM, SGLang ...), http://HOST:PORT[/PREFIX] "
         "or https://, with commas",
     )
-    upstream_api_key_file: str = Field(
-        "", description="file with the API key that these servers want: a line KEY for all, or lines URL KEY"
+    upstream_api_key_file: str = setting(
+        "", "file with the API key that these servers want: a line KEY for all, or lines URL KEY"
     )
-    upstream_ca_file: str = Field(
-        "", description="authority that signs certificates of https:// servers; empty: those that the system trusts"
+    upstream_ca_file: str = setting(
+        "", "authority that signs certificates of https:// servers; empty: those that the system trusts"
     )
-    upstream_capacity: int = Field(
-        0, ge=0, le=1 << 20, description="requests in a server's batch; 0: as it says, or else as is learned"
+    upstream_capacity: int = setting(
+        0, "requests in a server's batch; 0: as it says, or else as is learned", ge=0, le=1 << 20
     )
-    upstream_sharers: int = Field(
+    upstream_sharers: int = setting(
         1,
+        "load balancers that put requests on the servers, as --processes has it: each takes its part of their room",
         ge=1,
         le=256,
-        description="load balancers that put requests on the servers, as --processes has it: each "
-        "takes its part of their room",
     )
-    upstream_connections: int = Field(4096, ge=1, le=1 << 16, description="connections to one server at most")
-    upstream_connect_s: float = Field(2.0, gt=0, le=60, description="time for a connection to a server to be made")
-    upstream_keep_alive_s: float = Field(
-        4.0,
-        gt=0,
-        le=3600,
-        description="idle time after which one is closed; shorter than the server's (uvicorn's: 5 s)",
+    upstream_connections: int = setting(4096, "connections to one server at most", ge=1, le=1 << 16)
+    upstream_connect_s: float = setting(2.0, "time for a connection to a server to be made", gt=0, le=60)
+    upstream_keep_alive_s: float = setting(
+        4.0, "idle time after which one is closed; shorter than the server's (uvicorn's: 5 s)", gt=0, le=3600
     )
-    upstream_first_byte_s: float = Field(
-        120.0, gt=0, le=86_400, description="time for a server's stream to begin; then another server is tried"
+    upstream_first_byte_s: float = setting(
+        120.0, "time for a server's stream to begin; then another server is tried", gt=0, le=86_400
     )
-    upstream_stall_s: float = Field(
-        120.0, gt=0, le=86_400, description="time between two pieces of an answer; then it has broken off"
+    upstream_stall_s: float = setting(
+        120.0, "time between two pieces of an answer; then it has broken off", gt=0, le=86_400
     )
-    upstream_health_s: float = Field(1.0, ge=0.05, le=60, description="time between two questions whether it is well")
-    upstream_health_timeout_s: float = Field(
-        2.0,
-        gt=0,
-        le=60,
-        description="time in which a server must answer such a question; twice without: it is not well",
+    upstream_health_s: float = setting(1.0, "time between two questions whether it is well", ge=0.05, le=60)
+    upstream_health_timeout_s: float = setting(
+        2.0, "time in which a server must answer such a question; twice without: it is not well", gt=0, le=60
     )
-    upstream_probe_s: float = Field(
-        0.1, ge=0.01, le=10, description="time between two questions how busy a server is, at least"
+    upstream_probe_s: float = setting(0.1, "time between two questions how busy a server is, at least", ge=0.01, le=10)
+
+    instances_grace_s: float = setting(
+        10.0, "time a conductor that has just started has to list the instances known before", gt=0, le=3600
+    )
+    placement_wait_s: float = setting(10.0, "wait for an instance when there is none; then 503", gt=0, le=600)
+    attempts: int = setting(
+        3, "instances that a request may cost: that went away with it, or failed slowly; then 503", ge=1, le=10
     )
 
-    instances_grace_s: float = Field(
-        10.0, gt=0, le=3600, description="time a conductor that has just started has to list the instances known before"
-    )
-    placement_wait_s: float = Field(10.0, gt=0, le=600, description="wait for an instance when there is none; then 503")
-    attempts: int = Field(
-        3,
-        ge=1,
-        le=10,
-        description="instances that a request may cost: that went away with it, or failed slowly; then 503",
+    access_log: bool = setting(True, "one line at info for each request that has ended")
+    lame_duck_s: float = setting(
+        2.0, "time after SIGTERM in which /health/ready says 503 and requests are taken", ge=0, le=600
     )
 
-    access_log: bool = Field(True, description="one line at info for each request that has ended")
-    lame_duck_s: float = Field(
-        2.0,
-        ge=0,
-        le=600,
-        description="time after SIGTERM in which /health/ready says 503 and requests are taken",
+    trusted_proxies: Annotated[str, checked(TrustedProxies)] = setting(
+        "", "networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
+    )
+    forwarded_field: Literal["x-forwarded-for", "forwarded"] = setting(
+        "x-forwarded-for", "the one header in which trusted proxies say it"
+    )
+    proxy_protocol: bool = setting(
+        False, "connections of trusted proxies begin with a PROXY protocol header (not together with TLS)"
+    )
+    connections_limit: int = setting(4096, "HTTP connections at once; more get 503", ge=1, le=1 << 16)
+    connections_per_peer: int = setting(
+        2048, "of these from one address (IPv6: one /64), trusted proxies aside; then 503", ge=1, le=1 << 16
+    )
+    requests_per_peer: int = setting(
+        2048, "requests at once for one address that a trusted proxy names; more get 429", ge=1, le=1 << 16
     )
 
-    trusted_proxies: Annotated[str, checked(TrustedProxies)] = Field(
-        "", description="networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
-    )
-    forwarded_field: Literal["x-forwarded-for", "forwarded"] = Field(
-        "x-forwarded-for", description="the one header in which trusted proxies say it"
-    )
-    proxy_protocol: bool = Field(
-        False, description="connections of trusted proxies begin with a PROXY protocol header (not together with TLS)"
-    )
-    connections_limit: int = Field(4096, ge=1, le=1 << 16, description="HTTP connections at once; more get 503")
-    connections_per_peer: int = Field(
-        2048, ge=1, le=1 << 16, description="of these from one address (IPv6: one /64), trusted proxies aside; then 503"
-    )
-    requests_per_peer: int = Field(
-        2048, ge=1, le=1 << 16, description="requests at once for one address that a trusted proxy names; more get 429"
+    cors_origins: Annotated[str, checked(Cors)] = setting(
+        "", "web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
     )
 
-    cors_origins: Annotated[str, checked(Cors)] = Field(
-        "", description="web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
-    )
-
-    body_limit_bytes: int = Field(4 << 20, ge=1024, le=64 << 20, description="largest HTTP body; more gets 413")
-    bodies_limit_mib: int = Field(
+    body_limit_bytes: int = setting(4 << 20, "largest HTTP body; more gets 413", ge=1024, le=64 << 20)
+    bodies_limit_mib: int = setting(
         512,
+        "HTTP bodies of all requests, half of it of one tenant; more get 503. As much again for other "
+        "regions' requests",
         ge=1,
         le=1 << 20,
-        description="HTTP bodies of all requests, half of it of one tenant; more get 503. As much again for other "
-        "regions' requests",
     )
-    head_limit_bytes: int = Field(32 << 10, ge=1024, le=1 << 20, description="largest HTTP head; more gets 431")
-    head_fields_limit: int = Field(100, ge=1, le=1000, description="header fields of a request; more get 431")
-    line_limit_bytes: int = Field(8 << 10, ge=256, le=1 << 16, description="longest HTTP request line; more gets 414")
-    head_timeout_s: float = Field(10.0, gt=0, le=600, description="time for a request's head to arrive; then 408")
-    body_timeout_s: float = Field(30.0, gt=0, le=600, description="time for a request to arrive whole; then 408")
-    keep_alive_s: float = Field(75.0, gt=0, le=3600, description="idle time after which a connection is closed")
-    write_stall_s: float = Field(30.0, gt=0, le=3600, description="time after which a client that reads nothing is cut")
-    unread_tokens: int = Field(
-        16_384, ge=1, le=1 << 20, description="tokens buffered for a client that reads slowly; more: it is cut"
+    head_limit_bytes: int = setting(32 << 10, "largest HTTP head; more gets 431", ge=1024, le=1 << 20)
+    head_fields_limit: int = setting(100, "header fields of a request; more get 431", ge=1, le=1000)
+    line_limit_bytes: int = setting(8 << 10, "longest HTTP request line; more gets 414", ge=256, le=1 << 16)
+    head_timeout_s: float = setting(10.0, "time for a request's head to arrive; then 408", gt=0, le=600)
+    body_timeout_s: float = setting(30.0, "time for a request to arrive whole; then 408", gt=0, le=600)
+    keep_alive_s: float = setting(75.0, "idle time after which a connection is closed", gt=0, le=3600)
+    write_stall_s: float = setting(30.0, "time after which a client that reads nothing is cut", gt=0, le=3600)
+    unread_tokens: int = setting(
+        16_384, "tokens buffered for a client that reads slowly; more: it is cut", ge=1, le=1 << 20
     )
 
-    chat_max_tokens: int = Field(
-        256, ge=1, le=1 << 20, description="tokens of a chat answer when the client names no limit (or what fits)"
+    chat_max_tokens: int = setting(
+        256, "tokens of a chat answer when the client names no limit (or what fits)", ge=1, le=1 << 20
     )
-    chars_per_token_max: int = Field(
-        64, ge=1, le=4096, description="text longer than this many characters per context token is refused unread"
+    chars_per_token_max: int = setting(
+        64, "text longer than this many characters per context token is refused unread", ge=1, le=4096
     )
 
     def http_limits(self) -> HttpLimits:

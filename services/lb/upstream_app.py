@@ -37,10 +37,13 @@ class UpstreamLb(LoadBalancer):
     def __init__(self, settings: LbSettings, context: ServiceContext, clock: Clock = time.monotonic) -> None:
         """Builds the parts. Raises :class:`PinyonError` for missing or invalid files."""
         super().__init__(settings, context, clock)
-        models = self.models
-        self.servers = servers = _ServerFactory(settings)
+        models, urls = self.models, parse_upstreams(settings.upstream)
+        self._keys = read_upstream_keys(settings.upstream_api_key_file)
+        self._named = frozenset(map(str, urls))
+        self._tls: ssl.SSLContext | None = None
+        self._check_servers()
         times = WatchTimes(settings.upstream_probe_s, settings.upstream_health_s, settings.upstream_health_timeout_s)
-        self.clusters: UpstreamClusters = UpstreamClusters(servers.urls, models, servers.make, times, clock)
+        self.clusters: UpstreamClusters = UpstreamClusters(urls, models, self._make_server, times, clock)
         self.fleet = self.clusters.fleet
         metrics = UpstreamMetrics(context.registry, self.line, self.clusters.servers)
         regions = RegionTargets(models, self.regions, metrics, clock)
@@ -60,54 +63,43 @@ class UpstreamLb(LoadBalancer):
 
     def use_keys(self, keys: UpstreamKeys) -> None:
         """Makes all servers use these API keys from now on."""
-        self.servers.keys = keys
+        self._keys = keys
         for _, server in self.clusters.servers():
-            server.use_key(self.servers.key_of(server.name))
+            server.use_key(self._key_of(server.name))
 
-
-class _ServerFactory:
-    """The factory of servers, both those that the settings name and others that are adopted."""
-
-    def __init__(self, settings: LbSettings) -> None:
-        """Checks the settings' servers and keys. Raises :class:`InvalidArgument`."""
-        self.urls = parse_upstreams(settings.upstream)
-        self._settings = settings
-        self.keys = read_upstream_keys(settings.upstream_api_key_file)
-        self._names = names = frozenset(map(str, self.urls))
-        for named in self.keys.by_server:
+    def _check_servers(self) -> None:
+        """Raises :class:`InvalidArgument` if the settings' servers and keys do not fit together."""
+        if not self.settings.controller:
             # A controller may assign other servers to this load balancer, and those have keys, too.
-            if named not in names and not settings.controller:
+            for unknown in [name for name in self._keys.by_server if name not in self._named]:
                 raise InvalidArgument(
-                    f"the upstream API key file has a key for {named}, which is not in --upstream",
+                    f"the upstream API key file has a key for {unknown}, which is not in --upstream",
                     field="upstream_api_key_file",
                 )
-        if settings.controller:
-            if len(names) > UPSTREAMS_MAX:
-                raise InvalidArgument(
-                    f"with --controller at most {UPSTREAMS_MAX} servers may be named", field="upstream"
-                )
-            for name in names:
-                check_url(name, "upstream")
-        self._tls = _tls(settings.upstream_ca_file) if any(url.tls for url in self.urls) else None
+            return
+        if len(self._named) > UPSTREAMS_MAX:
+            raise InvalidArgument(f"with --controller at most {UPSTREAMS_MAX} servers may be named", field="upstream")
+        for name in self._named:
+            check_url(name, "upstream")
 
-    def key_of(self, server: str) -> str:
+    def _key_of(self, server: str) -> str:
         """Returns the API key for a server; empty if there is none."""
-        own = server in self._names
-        key = self.keys.of(server, own=own)
-        if not key and not own and self.keys.default:
+        own = server in self._named
+        key = self._keys.of(server, own=own)
+        if not key and not own and self._keys.default:
             _log.warning("%s is shown no API key: neither --upstream nor the key file names it", server)
         return key
 
-    def make(self, url: UpstreamUrl) -> Server:
-        settings = self._settings
+    def _make_server(self, url: UpstreamUrl) -> Server:
+        """Returns a server that the settings name, or another one that is adopted."""
+        settings = self.settings
         if url.tls and self._tls is None:
             self._tls = _tls(settings.upstream_ca_file)
         limits = ConnectionLimits(
             settings.upstream_connect_s, settings.upstream_keep_alive_s, settings.upstream_stall_s
         )
-        key = self.key_of(str(url))
         return Server(
-            url, limits, settings.upstream_connections, settings.upstream_capacity, key, self._tls,
+            url, limits, settings.upstream_connections, settings.upstream_capacity, self._key_of(str(url)), self._tls,
             settings.upstream_sharers,
         )  # fmt: skip
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
-from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.batching import BATCHING_POLICIES
 from pinyon.core.clock import Clock
 from pinyon.core.request import Role
@@ -150,7 +150,7 @@ class Worker:
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
-            store = self._store = StoreClient(self.transfer, metadata, self._reader)
+            store = self._store = StoreClient(self.transfer, metadata, self._channels)
         self.parts = Parts(
             limits=settings,
             served=served,
@@ -186,13 +186,11 @@ class Worker:
         self.parts.storage.start()
         self.server = GrpcServer(settings.listen, security.tls, sessions=True)
         self.server.add(
-            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
             WorkerServicer(self.parts, self.prefills, self.sessions, reports.reported),
             worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
             WORKER_CALLERS,
         )
         self.server.add(
-            kvstore_pb2_grpc.add_BlockReadServiceServicer_to_server,
             CachedBlockServicer(cache, segment_to_proto(self.transfer.descriptor([])), settings, self._telemetry),
             kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"],
             BLOCK_READ_CALLERS,

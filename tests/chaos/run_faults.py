@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 from launch.cluster import LocalCluster
-from launch.process import INTERPRETER, Launch
+from launch.process import Launch, start_module
 from tests.chaos.balancer import Balancer
 from tests.chaos.clusters import Configuration
 from tests.chaos.contention import Contention, quiet
@@ -68,7 +68,7 @@ async def run_configuration(
     say: Say,
     done: Callable[[FaultResult], None],
     busy_max: float = 1.0,
-    launch: Launch = INTERPRETER,
+    launch: Launch = start_module,
 ) -> None:
     """Strikes one cluster again and again; ``done`` is called after each fault.
 

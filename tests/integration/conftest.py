@@ -1,8 +1,9 @@
-"""A Redis for the tests of a file, and workers for a test."""
+"""A Redis for the tests of a file, and workers and a file of API keys for a test."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,11 @@ async def redis_url(redis_server: str) -> str:
     """The URL of the file's Redis, emptied for this test."""
     await empty(redis_server)
     return redis_server
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    """The name of a file with one key, ``sk-a`` of the tenant anna."""
+    path = tmp_path / "keys"
+    path.write_text("sk-a anna\n")
+    return str(path)

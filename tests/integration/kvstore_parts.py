@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
 import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from launch.redis_server import RedisServer
 from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import PinyonError
+from pinyon.messages.segment import segment_from_proto
+from pinyon.runtime.channel import open_channel
+from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.store.client import StoreClient
 from pinyon.store.directory import NODES_FRESH_S
 from pinyon.store.metadata import StoreMetadata
+from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.store.writer import PutOutcome
-from pinyon.transfer import Region
+from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 from services.kvstore.app import serving
 from services.kvstore.node import StoreNode
 from services.kvstore.settings import KvStoreSettings
@@ -33,6 +41,7 @@ from tests.store_integrity import check_table
 WAIT_S = 60.0
 """Seconds far above what anything takes, far below a hang."""
 OBJECT = 64 * 1024
+STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
 
 
 def key(number: int) -> bytes:
@@ -86,6 +95,35 @@ async def running_node(redis_url: str, node_id: str = "kv-0", **settings: object
         yield Node(node, context)
 
 
+async def call(address: str, stub: Any, method: str, request: Any) -> Any:
+    """Makes a raw call, as a foreign client would."""
+    async with open_channel(address) as channel:
+        try:
+            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+
+
+async def start(node: Node, *numbers: int, object_bytes: int = OBJECT, timeout_ms: int = 0) -> Any:
+    keys = b"".join(map(key, numbers))
+    request = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=object_bytes, timeout_ms=timeout_ms)
+    return await call(node.address, STORE, "PutStart", request)
+
+
+async def end(node: Node, put: Any, *, commit: bool = False) -> Any:
+    return await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=commit))
+
+
+async def acquire(node: Node, *numbers: int, lease_ms: int = 60_000) -> Any:
+    request = kvstore_pb2.AcquireRequest(keys=b"".join(map(key, numbers)), lease_ms=lease_ms, allow_gaps=True)
+    return await call(node.address, READ, "Acquire", request)
+
+
+async def release(node: Node, lease: Any) -> bool:
+    reply = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
+    return bool(reply.released)
+
+
 class Client:
     """A store client over a buffer of ``slots`` objects."""
 
@@ -97,10 +135,11 @@ class Client:
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
-        self.reader = BlockReader(self.engine)
+        self.channels = NodeChannels()
+        self.reader = BlockReader(self.engine, self.channels)
         self._ahead_s = 0.0
         metadata = StoreMetadata(redis_url, timeout_s=redis_timeout_s)
-        self.store = StoreClient(self.engine, metadata, self.reader, clock=lambda: time.monotonic() + self._ahead_s)
+        self.store = StoreClient(self.engine, metadata, self.channels, clock=lambda: time.monotonic() + self._ahead_s)
 
     def forget_nodes(self) -> None:
         """Advances the clock until the list of nodes is no longer fresh."""
@@ -109,6 +148,7 @@ class Client:
     async def close(self) -> None:
         await self.store.close()
         await self.reader.close()
+        await self.channels.close()
         await asyncio.to_thread(self.engine.close)
 
     def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Region, int]]:
@@ -130,31 +170,51 @@ class Client:
     def slot(self, slot: int) -> bytes:
         return bytes(self.memory[slot * OBJECT : (slot + 1) * OBJECT])
 
-    async def get(self, numbers: Sequence[int]) -> list[bool]:
-        """Reads the objects and checks those that arrived."""
+    async def move(
+        self, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT, slot: int = 0
+    ) -> TransferResult:
+        """Transfers between a slot and an offset of the node, with the key that the node gave in this answer."""
+        segment = segment_from_proto(reply.segment)
+        (region,) = segment.regions
+        request = TransferRequest(opcode, self.region.key, slot * OBJECT, segment, region.key, offset, length)
+        (result,) = await self.engine.transfer_async([request])
+        return result
+
+    async def get(self, numbers: Sequence[int], timeout_s: float = WAIT_S) -> list[bool]:
+        """Reads the objects as a worker does, run by run, behind one that is not held, too; returns which arrived."""
+        arrived = [False] * len(numbers)
         self.memory[:] = bytes(len(self.memory))
-        offsets = [slot * OBJECT for slot in range(len(numbers))]
-        arrived = await self.store.get([key(each) for each in numbers], self.region, offsets, OBJECT, WAIT_S)
-        await settled(self.reader)  # the lease ends in the background
-        for slot, (number, whole) in enumerate(zip(numbers, arrived, strict=True)):
-            assert not whole or self.slot(slot) == content(number), f"object {number} holds something else"
+        at = 0
+        while at < len(numbers):
+            runs = await self.store.leading([key(each) for each in numbers[at:]], OBJECT, timeout_s)
+            for node, count in runs:
+                with contextlib.suppress(PinyonError):  # a node that fails is a miss
+                    found = await self._read(node.address, numbers[at : at + count], at, timeout_s)
+                    arrived[at : at + found] = [True] * found
+                at += count
+            at += not runs
         return arrived
 
     async def fetch(self, address: str, numbers: Sequence[int]) -> int:
-        """Reads from this holder; returns how many leading objects arrived, after checking them."""
+        """Reads from this holder; returns how many leading objects arrived."""
         self.memory[:] = bytes(len(self.memory))
-        keys, offsets = [key(each) for each in numbers], [slot * OBJECT for slot in range(len(numbers))]
-        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, WAIT_S)).leading
-        await settled(self.reader)
-        assert [self.slot(slot) for slot in range(arrived)] == [content(each) for each in numbers[:arrived]]
+        return await self._read(address, numbers, 0, WAIT_S)
+
+    async def _read(self, address: str, numbers: Sequence[int], slot: int, timeout_s: float) -> int:
+        """Reads to this slot and the next ones; returns how many leading objects arrived, after checking them."""
+        keys, offsets = [key(each) for each in numbers], [(slot + at) * OBJECT for at in range(len(numbers))]
+        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, timeout_s)).leading
+        await settled(self.reader)  # the lease ends in the background
+        for at, number in enumerate(numbers[:arrived], slot):
+            assert self.slot(at) == content(number), f"object {number} holds something else"
         return arrived
 
     async def remove(self, numbers: Sequence[int]) -> int:
         """Removes the objects wherever they are, by the nodes' own RPC; returns the number of replicas removed."""
-        request, stub = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers))), kvstore_pb2_grpc.KvStoreServiceStub
+        request = kvstore_pb2.RemoveRequest(keys=b"".join(map(key, numbers)))
         removed = 0
         for node in await self.store.nodes():
-            removed += (await self.reader.channels.call(node.address, stub, "Remove", request, WAIT_S)).removed
+            removed += (await self.channels.call(node.address, STORE, "Remove", request, WAIT_S)).removed
         return removed
 
     async def listed(self, numbers: Sequence[int]) -> list[int]:

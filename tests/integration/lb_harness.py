@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -24,6 +25,7 @@ from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.logprobs import TokenLogprob
+from pinyon.messages.instance import layout_to_proto
 from pinyon.model import load_card
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
@@ -61,38 +63,19 @@ def expected_logprobs(tokens, top: int) -> list[TokenLogprob]:
     return [TokenLogprob(-token / 64, tuple((token + n, -n / 4) for n in range(top))) for token in tokens]
 
 
-class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
-    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks sessions at that token."""
+class FakeService:
+    """A gRPC server that can be stopped and started again at its port."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    add: Callable[[Any, grpc.aio.Server], None]
+
+    def __init__(self) -> None:
         self.address = ""
-        self.boot = "1"
-        self.schedulable = True
-        self.fingerprint = load_card().fingerprint
-        self.submissions: list[worker_pb2.Submission] = []
-        self.cancelled: list[int] = []
-        self.open: set[int] = set()
         self.changed = asyncio.Condition()
-        self.go = asyncio.Event()
-        self.go.set()
-        self.hold_after = 0
-        """The number of tokens that are generated although ``go`` is not set."""
-        self.die_at = -1
-        self.error: common_pb2.Error | None = None
-        self.per_update = 1
-        self.tells_logprobs = True
-        self.logprobs_of: Callable[[Sequence[int], int], list[TokenLogprob]] = expected_logprobs
-        self.says: Sequence[tuple[str, int]] = ()
-        """Texts with their tokens that it generates for any prompt; if empty, ``expected_text``."""
-        self.padding = ""
-        """Text added to each update."""
         self._server: grpc.aio.Server | None = None
-        self._calls: set[asyncio.Task] = set()
 
     async def start(self, port: int = 0) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        type(self).add(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), self._server)
         self.address = f"127.0.0.1:{port or port_of(self)}"
         self._server.add_insecure_port(self.address)
@@ -107,9 +90,44 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         async with self.changed:
             self.changed.notify_all()
 
-    async def until(self, condition) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(condition)
+
+
+class FakeWorker(FakeService, worker_pb2_grpc.WorkerServiceServicer):
+    """A worker that generates at once; ``hold`` stops it before tokens, ``die_at`` breaks sessions at that token."""
+
+    add = worker_pb2_grpc.add_WorkerServiceServicer_to_server
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.boot = "1"
+        self.schedulable = True
+        self.fingerprint = load_card().fingerprint
+        self.submissions: list[worker_pb2.Submission] = []
+        self.cancelled: list[int] = []
+        self.open: set[int] = set()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.hold_after = 0
+        """The number of tokens that are generated although ``go`` is not set."""
+        self.die_at = -1
+        self.error: common_pb2.Error | None = None
+        self.per_update = 1
+        self.tells_logprobs = True
+        self.logprobs_of: Callable[[Sequence[int], int], list[TokenLogprob]] = expected_logprobs
+        self.says: Sequence[tuple[str, int]] = ()
+        """Texts with their tokens that it generates for any prompt; if empty, ``expected_text``."""
+        self.padding = ""
+        """Text added to each update."""
+
+    def hold(self, after: int = 0) -> Self:
+        """Stops each request after so many tokens, until ``go`` is set."""
+        self.go.clear()
+        self.hold_after = after
+        return self
 
     async def Session(self, requests, context):
         running: dict[int, asyncio.Task] = {}
@@ -156,13 +174,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if submission.model_fingerprint not in ("", self.fingerprint):
             error = common_pb2.Error(code="FAILED_PRECONDITION", message="other weights")
         if error is not None:
-            await send(
-                worker_pb2.StreamUpdate(
-                    stream_id=submission.stream_id,
-                    finish_reason=common_pb2.FINISH_REASON_ERROR,
-                    error=error,
-                )
-            )
+            reason = common_pb2.FINISH_REASON_ERROR
+            await send(worker_pb2.StreamUpdate(stream_id=submission.stream_id, finish_reason=reason, error=error))
             self.open.discard(submission.stream_id)
             return
         first = True
@@ -174,12 +187,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 return
             step = min(self.per_update, limit - done)
             text, tokens = self._made(base, done, done + step)
-            update = worker_pb2.StreamUpdate(
-                stream_id=submission.stream_id,
-                text=replay + text + self.padding,
-                tokens=tokens,
-            )
-            replay = ""
+            text, replay = replay + text + self.padding, ""
+            update = worker_pb2.StreamUpdate(stream_id=submission.stream_id, text=text, tokens=tokens)
             sampling = submission.sampling
             if sampling.HasField("logprobs") and self.tells_logprobs:
                 update.logprobs.CopyFrom(logprobs_to_proto(self.logprobs_of(tokens, sampling.logprobs)))
@@ -210,12 +219,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         return text, [ord(char) for char in text]
 
 
-class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
+class FakeConductor(FakeService, conductor_pb2_grpc.ConductorServiceServicer):
     """A conductor that places all on the first worker not excluded; ``silent`` stops answers, ``error`` is for all."""
 
+    add = conductor_pb2_grpc.add_ConductorServiceServicer_to_server
+
     def __init__(self, workers: list[FakeWorker]) -> None:
+        super().__init__()
         self.workers = workers
-        self.address = ""
         self.requests: list[conductor_pb2.ScheduleRequest] = []
         self.released: list[str] = []
         self.messages = 0
@@ -226,36 +237,18 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
         self.error: common_pb2.Error | None = None
         self.prefill: FakeWorker | None = None
         self.incomplete = False
-        self.changed = asyncio.Condition()
         self._pushes: set[asyncio.Event] = set()
         self._version = 0
-        self._server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        conductor_pb2_grpc.add_ConductorServiceServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{port or port_of(self)}"
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-
-    def push(self) -> None:
-        """Sends the instance list again."""
+    def push(self, workers: list[FakeWorker] | None = None) -> None:
+        """Sends the instance list again, from now on with these ``workers``."""
+        self.workers = self.workers if workers is None else workers
         for event in self._pushes:
             event.set()
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(WAIT_S), self.changed:
-            await self.changed.wait_for(condition)
-
     def instances(self) -> conductor_pb2.InstanceList:
         self._version += 1
-        card = load_card()
-        layout = card.config.kv_layout(BLOCK_TOKENS)
+        layout = layout_to_proto(load_card().config.kv_layout(BLOCK_TOKENS))
         return conductor_pb2.InstanceList(
             version=self._version,
             incomplete=self.incomplete,
@@ -268,13 +261,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
                         address=worker.address,
                         model=MODEL,
                         model_fingerprint=worker.fingerprint,
-                        layout=common_pb2.KvLayout(
-                            layers=layout.layers,
-                            kv_heads=layout.kv_heads,
-                            head_dim=layout.head_dim,
-                            block_tokens=layout.block_tokens,
-                            dtype=layout.dtype,
-                        ),
+                        layout=layout,
                         max_batch=8,
                         max_context_tokens=4096,
                     ),
@@ -302,8 +289,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServiceServicer):
                 self.messages += 1
                 self.requests += message.requests
                 self.released += message.released_request_ids
-                async with self.changed:
-                    self.changed.notify_all()
+                await self.note()
                 if message.requests:
                     await self.late.wait()
                 if message.requests and not self.silent:
@@ -413,6 +399,11 @@ class Connection:
         self.writer.transport.abort()
 
 
+def ask(prompt: object = "hello", size: int = 0, **fields) -> bytes:
+    """Returns the body of a request for a completion, padded to ``size`` bytes with spaces, which JSON ignores."""
+    return json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode().ljust(size)
+
+
 class Front:
     """A load balancer's HTTP side."""
 
@@ -426,8 +417,15 @@ class Front:
             connection.send("POST", path, raw, headers)
             return await connection.reply()
 
-    async def complete(self, prompt: str = "hello", headers: dict[str, str] | None = None, **fields) -> Reply:
-        return await self.post("/v1/completions", {"model": MODEL, "prompt": prompt, **fields}, headers)
+    async def complete(self, prompt: object = "hello", headers: dict[str, str] | None = None, **fields) -> Reply:
+        return await self.post("/v1/completions", ask(prompt, **fields), headers)
+
+    @contextlib.asynccontextmanager
+    async def asking(self, prompt: object = "hello", **fields):
+        """Yields the connection of a client that has asked for a completion."""
+        async with Connection(self.http) as connection:
+            connection.send("POST", "/v1/completions", ask(prompt, **fields))
+            yield connection
 
     async def get(self, path: str, headers: dict[str, str] | None = None) -> Reply:
         async with Connection(self.http) as connection:
@@ -467,6 +465,17 @@ class Bench(Front):
             "unfinished_tokens",
         )
         return {name: value for name in names if (value := self.gauge(name))}
+
+    async def held(self, prompt: str = "hello", after: int = 0, **fields) -> asyncio.Future[Reply]:
+        """Starts a request, which the first worker holds after so many tokens, until its ``go`` is set."""
+        worker = self.workers[0].hold(after)
+        running = asyncio.ensure_future(self.complete(prompt, **fields))
+        await worker.until(lambda: worker.open)
+        return running
+
+    async def lose_conductor(self) -> None:
+        await self.conductor.stop()
+        await spin(lambda: not self.lb.conductor.connected)
 
     async def idle(self) -> None:
         """Waits until nothing of any request is left."""

@@ -1,50 +1,93 @@
-"""Several regions in this process: one load balancer each, between hand-written conductors and workers."""
+"""Several regions in this process, with one load balancer each; here between hand-written conductors and workers."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
+import grpc
+
+from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.frontdoor.regions.links import PEER_VERSION
 from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.target import Report
-from tests.integration.lb_harness import MODEL, Bench, running_lb, spin
+from tests.integration.lb_harness import MODEL, running_lb, spin
 
 FULL, ROOMY = Report(pending=1, running=1), Report(pending=0, running=0, room=4)
 PUSHING = "pending:stale_s=3600"
 """A policy for which the last report counts during a whole test: hand-written instances send none by themselves."""
 
 
-class Regions(dict[str, Bench]):
-    """The regions by name."""
+class Regions(dict[str, Any]):
+    """The regions by name, with load balancers of either kind."""
 
-    def say(self, region: str, report: Report) -> None:
-        """Makes all instances of a region report this."""
-        for worker in self[region].workers:
-            self[region].lb.models.load("", MODEL, worker.name, report)
+    model = MODEL
 
-    async def knows(self, region: str, other: str, report: Report) -> None:
+    async def knows(self, region: str, other: str, *, room: bool, model: str = "") -> None:
         """Waits until ``region`` has heard that ``other`` has room, or has none."""
-        two = self[region].lb.models.of(MODEL).layers
-        assert two is not None
-        available = int(report.pending == 0)
 
         def heard() -> bool:
-            return any(
-                each.region == other and each.live and bool(each.report.available > 0) is bool(available)
-                for each in two.remote
-            )
+            served = self[region].lb.models.by_name.get(model or self.model)
+            remote = () if served is None else served.layers.remote
+            return any(each.region == other and each.live and (each.report.available > 0) is room for each in remote)
 
         await spin(heard)
+
+    async def meet(self) -> None:
+        """Links each region to all others, and waits until they know each other."""
+        for name, bench in self.items():
+            bench.lb.regions.know([peer_of(other, there) for other, there in self.items() if other != name])
+        for name in self:
+            for other in self:
+                if other != name:
+                    await self.knows(name, other, room=True)
 
     async def idle(self) -> None:
         for bench in self.values():
             await bench.idle()
 
 
-def peer_of(name: str, bench: Bench) -> PeerBalancer:
+class TokenRegions(Regions):
+    def say(self, region: str, report: Report) -> None:
+        """Makes all instances of a region report this."""
+        lb = self[region].lb
+        for worker in self[region].workers:
+            lb.view.heard(worker.address, report, lb.clock())
+        lb.models.tell()
+
+
+def peer_of(name: str, bench: Any) -> PeerBalancer:
     return PeerBalancer(f"lb-{name}", name, bench.endpoints["grpc"])
+
+
+class PeerCaller:
+    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
+
+    kind = peer_pb2.PEER_KIND_UNSPECIFIED
+
+    def __init__(self, bench: Any) -> None:
+        self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
+        self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def hello(self, **fields: object) -> None:
+        values = {"region": "eu", "lb_id": "x", "version": PEER_VERSION, "kind": self.kind} | fields
+        await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
+
+    async def status(self) -> grpc.StatusCode:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        return await self.call.code()
 
 
 @contextlib.asynccontextmanager
@@ -54,10 +97,10 @@ async def running_regions(
     linked: bool = True,
     clocks: Mapping[str, Clock] | None = None,
     **settings: object,
-) -> AsyncIterator[Regions]:
+) -> AsyncIterator[TokenRegions]:
     """Yields regions that know each other."""
     async with contextlib.AsyncExitStack() as stack:
-        regions = Regions()
+        regions = TokenRegions()
         for name in names:
             options: dict[str, object] = {"pushing": PUSHING} | settings
             clock = (clocks or {}).get(name, time.monotonic)
@@ -65,10 +108,5 @@ async def running_regions(
             regions[name] = await stack.enter_async_context(one)
             regions.say(name, ROOMY)
         if linked:
-            for name, bench in regions.items():
-                bench.lb.regions.know([peer_of(other, there) for other, there in regions.items() if other != name])
-            for name in names:
-                for other in names:
-                    if other != name:
-                        await regions.knows(name, other, ROOMY)
+            await regions.meet()
         yield regions

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.core.block_keys import namespace, secret_id
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.messages.instance import layout_from_proto
 from pinyon.routing.layer import Layer
 from pinyon.routing.plain import LeastLoadedTarget
@@ -61,7 +61,7 @@ async def test_a_worker_with_another_secret_does_not_register() -> None:
 
 def test_a_load_balancer_leaves_them_out_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     layer = Layer(Blind(), LeastLoadedTarget())
-    view = InstanceView(lambda model: layer, secret=b"ours")
+    view = ConductorCluster(lambda model: layer, secret=b"ours")
     instances = [
         conductor_pb2.Instance(info=info(name, secret), schedulable=True)
         for name, secret in (("a", b"theirs"), ("b", b"ours"), ("c", b""))

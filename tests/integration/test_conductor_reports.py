@@ -78,13 +78,7 @@ async def test_the_index_follows_instances_and_survives_a_restart():
     caches = {name: Cache() for name in ("s0", "s1")}
     caches["s0"].change(range(100))
     sessions = {
-        name: ReportSession(
-            address,
-            InstanceInfo(name, "1", Role.STORE, "127.0.0.1:1", capacity_blocks=1000),
-            cache,
-            period_s=0.05,
-            gap_s=0.001,
-        )
+        name: ReportSession(address, InstanceInfo(name, "1", Role.STORE, "127.0.0.1:1", capacity_blocks=1000), cache)
         for name, cache in caches.items()
     }
     try:

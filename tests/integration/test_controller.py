@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
-from pinyon.federation.members import LbLoad, LbState, MemberLoad, OwnedCluster
-from pinyon.federation.position import Position
+from pinyon.federation.distances import Position
+from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
 from pinyon.federation.registry import VERSION_MAX
 from pinyon.federation.view import Cluster, Federation
-from pinyon.messages.federation import federation_to_proto
+from pinyon.messages.federation import federation_to_proto, lb_info_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name
 from pinyon.runtime.interceptors import error_from_rpc
@@ -257,11 +257,12 @@ async def test_reports_and_the_list_of_regions():
 
 
 async def test_a_load_balancer_says_that_it_owns_something_else():
-    async with running_controller() as (_, address, _), lbs(address, "a-0") as (a,):
-        info = a.make(a.address)
-        upstreams = OwnedCluster("a", upstreams=("http://10.0.0.1:8000",))
-        a.session.register(type(info)(info.lb_id, info.boot_id, "a", info.grpc_address, "", (upstreams,)))
-        await a.until(lambda told: cluster_of(told, "a").upstreams == upstreams.upstreams)
+    async with running_controller() as (_, address, _), lbs(address, "a-0") as (a,), stub_of(address) as stub:
+        call = stub.Session()
+        for url in ("http://10.0.0.1:8000", "http://10.0.0.2:8000"):
+            info = LbInfo("b-0", "1", "b", "h:1", "", (OwnedCluster("b", upstreams=(url,)),))
+            await call.write(controller_pb2.SessionRequest(registration=lb_info_to_proto(info)))
+            await a.until(lambda told, url=url: cluster_of(told, "b").upstreams == (url,))
 
 
 async def test_instances_by_hand_are_told_and_kept(tmp_path):

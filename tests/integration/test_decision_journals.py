@@ -13,6 +13,8 @@ from pinyon.decisions import JOURNAL_TYPES, replay_journal
 from tests.integration.lb_harness import running_lb, spin
 from tests.integration.test_worker_exactness import make_asks
 from tests.integration.worker_parts import Fleet, check, ended, run_all, submission
+from tests.queue_integrity import check_queue
+from tests.worker_integrity import check_admission, check_prompts
 
 
 def replayed(path: Path) -> Replay:
@@ -43,8 +45,8 @@ async def test_a_pair_of_workers_decides_the_same_again(fleet: Fleet, tmp_path: 
         assert path.stat().st_mode & 0o077 == 0, "block keys are nobody else's business"
         seen = replayed(path)
         assert seen.calls > 100, role
-        for module in ("admission", "prompts"):
-            seen.modules[module].check_integrity()  # type: ignore[attr-defined]
+        check_admission(seen.modules["admission"])
+        check_prompts(seen.modules["prompts"])
         assert seen.modules["admission"].waiting == 0  # type: ignore[attr-defined]
 
 
@@ -116,5 +118,5 @@ async def test_the_choices_of_a_call_are_decided_the_same_again(tmp_path: Path) 
         await bench.idle()
     assert [len(reply.json["choices"]) for reply in replies] == [5] * 4
     queue = replayed(path).modules["queue"]
-    queue.check_integrity()  # type: ignore[attr-defined]
+    check_queue(queue)  # type: ignore[arg-type]
     assert (queue.in_flight, queue.queued) == (0, 0)  # type: ignore[attr-defined]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 from pinyon.messages.segment import segment_from_proto
-from pinyon.runtime.channel import open_channel
+from pinyon.store.reader import ReadResult
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Reason, TransferRequest, TransferResult
 from pinyon.transfer.links import handshake
@@ -20,46 +19,16 @@ from pinyon.transfer.transports.tcp import wire
 from tests.integration.kvstore_parts import (
     OBJECT,
     WAIT_S,
-    Client,
-    Node,
+    acquire,
     client_of,
     content,
+    end,
     eventually,
     key,
+    release,
     running_node,
+    start,
 )
-
-STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
-
-
-async def call(node: Node, stub: Any, method: str, request: Any) -> Any:
-    async with open_channel(node.address) as channel:
-        return await getattr(stub(channel), method)(request, timeout=WAIT_S)
-
-
-async def start(node: Node, *numbers: int) -> Any:
-    keys = b"".join(map(key, numbers))
-    return await call(node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT))
-
-
-async def acquire(node: Node, *numbers: int, lease_ms: int = 60_000) -> Any:
-    request = kvstore_pb2.AcquireRequest(keys=b"".join(map(key, numbers)), lease_ms=lease_ms, allow_gaps=True)
-    return await call(node, READ, "Acquire", request)
-
-
-async def release(node: Node, lease: Any) -> bool:
-    reply = await call(node, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
-    return bool(reply.released)
-
-
-async def move(client: Client, opcode: Opcode, reply: Any, offset: int, length: int = OBJECT) -> TransferResult:
-    """Transfers with the key that the node gave in this answer."""
-    segment = segment_from_proto(reply.segment)
-    (region,) = segment.regions
-    request = TransferRequest(opcode, client.region.key, 0, segment, region.key, offset, length)
-    (result,) = await client.engine.transfer_async([request])
-    return result
-
 
 TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
@@ -74,21 +43,20 @@ async def test_a_put_reaches_its_own_range_only_and_not_what_lay_there(redis_url
         (at,), (beside,) = ([slot.offset_bytes for slot in put.slots] for put in (mine, other))
         client.memory[:] = b"\xbb" * len(client.memory)
         for offset in (*theirs, beside, at + 1, at - 1):
-            result = await move(client, Opcode.WRITE, mine, offset)
+            result = await client.move(Opcode.WRITE, mine, offset)
             assert result.reason is Reason.OUT_OF_RANGE, f"written at {offset}"
-        assert (await move(client, Opcode.READ, mine, at)).reason is Reason.ACCESS_DENIED
-        assert (await move(client, Opcode.WRITE, mine, at)).ok
-        end = kvstore_pb2.PutEndRequest(put_id=mine.put_id, commit=True)
-        assert (await call(node, STORE, "PutEnd", end)).committed == 1
+        assert (await client.move(Opcode.READ, mine, at)).reason is Reason.ACCESS_DENIED
+        assert (await client.move(Opcode.WRITE, mine, at)).ok
+        assert (await end(node, mine, commit=True)).committed == 1
         client.memory[:] = b"\xcc" * len(client.memory)
-        assert (await move(client, Opcode.WRITE, mine, at)).reason is Reason.UNKNOWN_REGION, "it can be read now"
-        await call(node, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
-        assert (await move(client, Opcode.WRITE, other, beside)).reason is Reason.UNKNOWN_REGION, "given up"
+        assert (await client.move(Opcode.WRITE, mine, at)).reason is Reason.UNKNOWN_REGION, "it can be read now"
+        await end(node, other)
+        assert (await client.move(Opcode.WRITE, other, beside)).reason is Reason.UNKNOWN_REGION, "given up"
         assert await release(node, lease)
         await client.until_listed([0, 1])
         assert await client.get([0, 1]) == [True, True]
         seven = await acquire(node, 7)
-        assert (await move(client, Opcode.READ, seven, at)).ok
+        assert (await client.move(Opcode.READ, seven, at)).ok
         assert client.slot(0) == b"\xbb" * OBJECT
         assert await release(node, seven)
         assert node.nothing_is_left()
@@ -104,20 +72,20 @@ async def test_a_readers_key_is_for_its_lease_and_dies_with_it(redis_url: str, t
         assert len({reply.segment.regions[0].key for reply in (every, first, third)}) == 3
         client.memory[:] = bytes(len(client.memory))
         for at in offsets[1:]:
-            assert (await move(client, Opcode.READ, first, at)).reason is Reason.OUT_OF_RANGE
-        assert (await move(client, Opcode.READ, first, offsets[0], OBJECT + 1)).reason is Reason.OUT_OF_RANGE
-        assert (await move(client, Opcode.WRITE, first, offsets[0])).reason is Reason.ACCESS_DENIED
+            assert (await client.move(Opcode.READ, first, at)).reason is Reason.OUT_OF_RANGE
+        assert (await client.move(Opcode.READ, first, offsets[0], OBJECT + 1)).reason is Reason.OUT_OF_RANGE
+        assert (await client.move(Opcode.WRITE, first, offsets[0])).reason is Reason.ACCESS_DENIED
         assert not any(client.memory)
-        assert (await move(client, Opcode.READ, first, offsets[0])).ok
+        assert (await client.move(Opcode.READ, first, offsets[0])).ok
         assert client.slot(0) == content(0)
         client.memory[:] = bytes(len(client.memory))
         assert await release(node, first)
         assert not await release(node, first)
-        assert (await move(client, Opcode.READ, first, offsets[0])).reason is Reason.UNKNOWN_REGION
+        assert (await client.move(Opcode.READ, first, offsets[0])).reason is Reason.UNKNOWN_REGION
         assert not any(client.memory), "although others may still read it"
-        assert (await move(client, Opcode.READ, every, offsets[0])).ok
+        assert (await client.move(Opcode.READ, every, offsets[0])).ok
         assert await release(node, every)
-        assert (await move(client, Opcode.READ, third, offsets[2])).ok
+        assert (await client.move(Opcode.READ, third, offsets[2])).ok
         assert client.slot(0) == content(2)
         assert await release(node, third)
         assert node.nothing_is_left()
@@ -134,7 +102,7 @@ async def test_a_key_of_a_lease_that_ran_out_never_reads_later_content(redis_url
         again = await acquire(node, 9)
         assert again.blocks[0].offset_bytes == block.offset_bytes, "the room is used again"
         client.memory[:] = bytes(len(client.memory))
-        assert (await move(client, Opcode.READ, stale, block.offset_bytes)).reason is Reason.UNKNOWN_REGION
+        assert (await client.move(Opcode.READ, stale, block.offset_bytes)).reason is Reason.UNKNOWN_REGION
         assert not any(client.memory)
 
 
@@ -169,8 +137,7 @@ async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(redis_url: s
         )
         assert mover.results
         assert all(each.reason.is_stale for each in mover.results)
-        assert result.arrived == [False, False]
-        assert result.worked is None
+        assert result == ReadResult(0, worked=None)
         result.raise_for_failure()  # a miss is no failure
         await client.until_listed([0, 1])
         assert await client.get([0, 1]) == [True, True]
@@ -206,10 +173,7 @@ async def test_memory_being_sent_is_not_reused_when_its_lease_ends(redis_url: st
             assert await release(node, lease)
             assert node.figure("leases") == 1, "its room is not free yet"
             assert node.figure("reader_keys") == 0
-            refused = await call(
-                node, STORE, "PutStart", kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=size, timeout_ms=1000)
-            )
-            assert refused.put_id == 0
+            assert (await start(node, 1, object_bytes=size, timeout_ms=1000)).put_id == 0
             await eventually(node.nothing_is_left, "a reader that takes nothing is cut off")
             left = bytearray()
             while data := await asyncio.to_thread(_receive, sock):

@@ -22,6 +22,8 @@ from tests.tcp_server import tcp_server
 
 BOOT, OTHER = "a" * 32, "b" * 32
 NODE = NodeRecord("kv-0", BOOT, "127.0.0.1:1", 1 << 20)
+NEWER = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
+"""Another process that takes the name of ``NODE``."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,12 @@ async def metadata(redis_server: RedisServer) -> AsyncIterator[StoreMetadata]:
     metadata = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
     yield metadata
     await metadata.close()
+
+
+async def known(metadata: StoreMetadata, *numbers: int) -> None:
+    """Registers ``NODE`` with these blocks."""
+    await metadata.register(NODE, WAIT_S)
+    await metadata.add(NODE.life, [(key(number), 5) for number in numbers])
 
 
 async def test_replicas_of_live_nodes_are_found_in_batches(metadata: StoreMetadata) -> None:
@@ -73,33 +81,29 @@ async def test_a_record_ends_with_its_lease_and_says_so(metadata: StoreMetadata)
 
 async def test_a_name_has_one_life(metadata: StoreMetadata) -> None:
     await metadata.register(NODE, WAIT_S)
-    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
-    await metadata.register(newer, WAIT_S)
+    await metadata.register(NEWER, WAIT_S)
     with pytest.raises(FailedPrecondition, match="kv-0"):
         await metadata.renew(NODE, WAIT_S)
     await metadata.leave(NODE)  # the record belongs to the newer life
-    assert await metadata.nodes() == [newer]
+    assert await metadata.nodes() == [NEWER]
 
 
 async def test_purging_spares_the_living(metadata: StoreMetadata) -> None:
     keys = [key(number) for number in range(BATCH + 10)]
-    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(each, 5) for each in keys])
-    await metadata.register(newer, WAIT_S)
-    await metadata.add(newer.life, [(keys[0], 6)])
+    await known(metadata, *range(len(keys)))
+    await metadata.register(NEWER, WAIT_S)
+    await metadata.add(NEWER.life, [(keys[0], 6)])
     assert await metadata.purge(NODE.life, BATCH) == BATCH
     assert NODE.life in await metadata.lives()
     assert await metadata.purge(NODE.life, BATCH) == 10
-    assert await metadata.lives() == {newer.life}
+    assert await metadata.lives() == {NEWER.life}
     assert [replica.size_bytes for replicas in await metadata.locate(keys) for replica in replicas] == [6]
     assert len(await metadata._redis.keys()) == 5
 
 
 async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -> None:
     raw = metadata._redis
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5), (key(1), 5), (key(2), 5)])
+    await known(metadata, 0, 1, 2)
     block = f"pinyon:v1:block:{key(0).hex()}"
     await raw.hset(block, mapping={b"nonsense": b"1", b"kv-0/short": b"2", f"kv-9/{BOOT}": b"-3", b"\xff/\xfe": b"4"})
     await raw.set(f"pinyon:v1:block:{key(3).hex()}", "not a hash")
@@ -121,37 +125,33 @@ async def test_foreign_values_are_ignored_and_counted(metadata: StoreMetadata) -
 
 
 async def test_nobody_takes_a_name_back_that_another_process_has_taken(metadata: StoreMetadata) -> None:
-    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
     for turns in range(60):  # the newer life registers at many different points of the older one's renewal
         await metadata.register(NODE, WAIT_S)
         await metadata._redis.ping()
         renewal = asyncio.create_task(metadata.renew(NODE, WAIT_S))
         for _ in range(turns):
             await asyncio.sleep(0)
-        await metadata.register(newer, WAIT_S)
+        await metadata.register(NEWER, WAIT_S)
         await asyncio.wait({renewal})
-        assert await metadata.nodes() == [newer], f"after {turns} turns"
+        assert await metadata.nodes() == [NEWER], f"after {turns} turns"
         assert renewal.exception() is None or isinstance(renewal.exception(), FailedPrecondition)
 
 
 async def test_a_process_whose_name_was_taken_writes_nothing(metadata: StoreMetadata) -> None:
-    newer = NodeRecord("kv-0", OTHER, "127.0.0.1:2")
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5)])
-    await metadata.register(newer, WAIT_S)
+    await known(metadata, 0)
+    await metadata.register(NEWER, WAIT_S)
     await metadata.purge(NODE.life, 1000)
     with pytest.raises(FailedPrecondition, match="kv-0"):
         await metadata.add(NODE.life, [(key(1), 5)])
     await metadata.leave(NODE)
-    assert await metadata.lives() == {newer.life}
-    assert await metadata.nodes() == [newer]
+    assert await metadata.lives() == {NEWER.life}
+    assert await metadata.nodes() == [NEWER]
     assert await metadata.locate([key(0), key(1)], [NODE]) == [[], []]
 
 
 async def test_a_life_that_is_back_is_not_purged(metadata: StoreMetadata) -> None:
     keys = [key(number) for number in range(BATCH + 10)]
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(each, 5) for each in keys])
+    await known(metadata, *range(len(keys)))
     await metadata._redis.delete("pinyon:v1:node:kv-0")  # as when its lease has ended
     assert await metadata.purge(NODE.life, BATCH) == BATCH
     assert not await metadata.renew(NODE, WAIT_S), "its entries are not as it left them"
@@ -164,8 +164,7 @@ async def test_a_life_that_is_back_is_not_purged(metadata: StoreMetadata) -> Non
 
 async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata, redis_server: RedisServer) -> None:
     """A change that was sent and given up: a frozen server applies it later."""
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5)])
+    await known(metadata, 0)
     await metadata.discard(NODE.life, [key(0)])
     late = StoreMetadata(redis_server.url, timeout_s=WAIT_S)
     with pytest.raises(Unavailable, match="lost"):
@@ -177,8 +176,7 @@ async def test_a_change_that_comes_late_changes_nothing(metadata: StoreMetadata,
 
 async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata: StoreMetadata) -> None:
     raw = metadata._redis
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5)])
+    await known(metadata, 0)
     saved = {name: await raw.dump(name) for name in await raw.keys()}
     await metadata.add(NODE.life, [(key(1), 5)])
     await metadata.discard(NODE.life, [key(0)])
@@ -205,8 +203,7 @@ async def test_a_redis_that_lost_the_last_changes_is_noticed_next_time(metadata:
 async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadata) -> None:
     """A busy node changes entries between any two renewals; it must not take a lost index for the one it left."""
     raw = metadata._redis
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(number), 5) for number in range(3)])
+    await known(metadata, 0, 1, 2)
     await metadata.discard(NODE.life, [key(0)])
     await raw.delete(f"pinyon:v1:index:{NODE.life}")
     with pytest.raises(Unavailable, match="lost"):
@@ -222,8 +219,7 @@ async def test_a_lost_index_is_noticed_at_the_next_change(metadata: StoreMetadat
 @pytest.mark.parametrize("name", ["written:{life}", "node:{life.node_id}", "lives", "index:{life}"])
 async def test_a_foreign_value_in_the_place_of_a_key_is_replaced(metadata: StoreMetadata, name: str) -> None:
     raw = metadata._redis
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5)])
+    await known(metadata, 0)
     place = "pinyon:v1:" + name.format(life=NODE.life)
     await raw.delete(place)
     await raw.zadd(place, {"nonsense": 1})
@@ -236,8 +232,7 @@ async def test_a_foreign_value_in_the_place_of_a_key_is_replaced(metadata: Store
 
 
 async def test_a_node_without_entries_renews_after_telling_everything(metadata: StoreMetadata) -> None:
-    await metadata.register(NODE, WAIT_S)
-    await metadata.add(NODE.life, [(key(0), 5)])
+    await known(metadata, 0)
     await metadata.discard(NODE.life, [key(0)])
     await metadata._redis.flushall()
     assert not await metadata.renew(NODE, WAIT_S)
@@ -389,19 +384,9 @@ def spawn(redis_server: RedisServer, tmp_path: Path) -> Iterator[Callable[[str],
     processes: list[ServiceProcess] = []
 
     def start(node_id: str) -> ServiceProcess:
-        arguments = [
-            "--instance-id",
-            node_id,
-            "--redis-url",
-            redis_server.url,
-            "--pool-mib",
-            "4",
-            "--metrics-listen",
-            "",
-        ]
-        process = ServiceProcess(
-            node_id, "services.kvstore", [*arguments, "--node-lease-s", "60"], tmp_path / node_id, forked
-        )
+        arguments = ["--instance-id", node_id, "--redis-url", redis_server.url, "--pool-mib", "4"]
+        arguments += ["--metrics-listen", "", "--node-lease-s", "60"]
+        process = ServiceProcess(node_id, "services.kvstore", arguments, tmp_path / node_id, forked)
         processes.append(process)
         process.spawn()
         process.wait_ready(time.monotonic() + 60)

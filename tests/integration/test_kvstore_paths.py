@@ -10,13 +10,14 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
 
 from launch.ports import HeldPorts
-from launch.process import Interpreter, ServiceProcess
+from launch.process import ServiceProcess, start_module
 from launch.redis_server import embedded_redis_executable, find_redis
 from pinyon.core.request import SamplingParams
 from pinyon.transfer import TransferEngine
@@ -69,7 +70,7 @@ def start_node(tmp_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
 
     def start(redis_url: str, *arguments: str, netns: str = "") -> ServiceProcess:
         given = ["--instance-id", "kv-0", "--redis-url", redis_url, "--pool-mib", "64", "--node-lease-s", "60"]
-        launch = Interpreter(("ip", "netns", "exec", netns)) if netns else forked
+        launch = partial(start_module, inside=("ip", "netns", "exec", netns)) if netns else forked
         process = ServiceProcess("kv-0", "services.kvstore", [*given, *arguments], tmp_path / "kv-0", launch)
         processes.append(process)
         process.spawn()

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
-from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.eviction import Traits
-from pinyon.messages.segment import segment_from_proto
-from pinyon.runtime.channel import open_channel
-from pinyon.runtime.interceptors import error_from_rpc
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from pinyon.store.runs import Run
 from pinyon.store.writer import PutOutcome
-from pinyon.transfer import Opcode, Reason, TransferRequest
+from pinyon.transfer import Opcode, Reason
 from services.conductor.app import build
 from services.conductor.settings import ConductorSettings
 from tests.integration.kvstore_parts import (
     OBJECT,
+    READ,
+    STORE,
     WAIT_S,
     Client,
+    acquire,
+    call,
     client_of,
     content,
+    end,
     eventually,
     key,
+    release,
     running_node,
     settled,
+    start,
 )
 
 CAPACITY = (1 << 20) // OBJECT  # objects in a node of 1 MiB
@@ -52,18 +54,6 @@ async def test_the_class_of_a_put_stays_with_its_objects(redis_url: str) -> None
         node.node.release(lease.lease_id)
 
 
-async def call(address: str, stub: Any, method: str, request: Any) -> Any:
-    """Makes a raw call, as a foreign client would."""
-    async with open_channel(address) as channel:
-        try:
-            return await getattr(stub(channel), method)(request, timeout=WAIT_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-
-
-STORE, READ = kvstore_pb2_grpc.KvStoreServiceStub, kvstore_pb2_grpc.BlockReadServiceStub
-
-
 async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
     async with (
         running_node(redis_url, "kv-0", pool_mib=2) as first,
@@ -71,8 +61,8 @@ async def test_put_get_exists_remove_over_two_nodes(redis_url: str) -> None:
         client_of(redis_url) as client,
     ):
         assert [node.node_id for node in await client.store.nodes()] == ["kv-0", "kv-1"]
-        for start in range(0, 24, 4):
-            await client.stored(range(start, start + 4))
+        for begin in range(0, 24, 4):
+            await client.stored(range(begin, begin + 4))
         await client.until_listed(range(24))
         assert len(first.node.table) % 4 == len(second.node.table) % 4 == 0, "one put goes to one node"
         assert len(first.node.table)
@@ -106,12 +96,11 @@ async def test_what_the_store_has_is_not_sent_again(redis_url: str) -> None:
 
 async def test_another_put_that_is_not_over_does_not_count_as_stored(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        start = kvstore_pb2.PutStartRequest(keys=key(1), object_bytes=OBJECT, timeout_ms=60_000)
-        other = await call(node.address, STORE, "PutStart", start)
+        other = await start(node, 1, timeout_ms=60_000)
         result = await client.put([1, 2])
         assert result == (PutOutcome.BEING_PUT, PutOutcome.STORED)
         # The other put gives up.
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=other.put_id))
+        await end(node, other)
         await client.stored([1])
 
 
@@ -119,8 +108,7 @@ async def test_puts_of_dead_clients_end_and_make_place_for_others(redis_url: str
     dead = 64
     async with running_node(redis_url, open_puts_max=dead) as node, client_of(redis_url) as client:
         for number in range(dead):
-            start = kvstore_pb2.PutStartRequest(keys=key(100 + number), object_bytes=64, timeout_ms=2_000)
-            await call(node.address, STORE, "PutStart", start)
+            await start(node, 100 + number, object_bytes=64, timeout_ms=2_000)
         (outcome,) = await client.put([1])
         assert outcome is PutOutcome.FAILED or node.figure("expired_puts_total"), "there was a place"
 
@@ -195,28 +183,18 @@ async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: s
 async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
         await client.stored([0, 1])
-        acquire = kvstore_pb2.AcquireRequest(keys=key(0) + key(1) + key(77), lease_ms=60_000)
-        lease = await call(node.address, READ, "Acquire", acquire)
+        lease = await acquire(node, 0, 1, 77)
         assert [block.index for block in lease.blocks] == [0, 1]
-        for start in range(2, 2 + 2 * CAPACITY, 8):
-            await client.stored(range(start, start + 8))
+        for first in range(2, 2 + 2 * CAPACITY, 8):
+            await client.stored(range(first, first + 8))
         result = await client.put(range(200, 200 + CAPACITY))
         assert result.count(PutOutcome.NO_SPACE) == 2
         await client.remove([1])
         # The lease still reads what it was granted, even after a removal.
-        segment = segment_from_proto(lease.segment)
-        results = await client.engine.transfer_async(
-            [
-                TransferRequest(
-                    Opcode.READ, client.region.key, block.index * OBJECT, segment, segment.regions[0].key,
-                    block.offset_bytes, OBJECT,
-                )
-                for block in lease.blocks
-            ]
-        )  # fmt: skip
-        assert all(each.ok for each in results)
+        for block in lease.blocks:
+            assert (await client.move(Opcode.READ, lease, block.offset_bytes, slot=block.index)).ok
         assert [client.slot(slot) for slot in range(2)] == [content(0), content(1)]
-        assert (await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))).released
+        assert await release(node, lease)
         assert node.nothing_is_left()
         await client.stored(range(300, 300 + CAPACITY))
 
@@ -224,33 +202,19 @@ async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str)
 async def test_a_lease_ends_by_its_time(redis_url: str) -> None:
     async with running_node(redis_url, lease_max_s=0.05) as node, client_of(redis_url) as client:
         await client.stored([0])
-        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0), lease_ms=60_000))
+        lease = await acquire(node, 0)
         assert lease.lease_ms == 50
         await eventually(node.nothing_is_left, "the lease is over")
-        released = await call(node.address, READ, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id))
-        assert not released.released
+        assert not await release(node, lease)
         assert node.figure("expired_leases_total") == 1
-
-
-async def test_readers_cannot_write(redis_url: str) -> None:
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
-        await client.stored([0])
-        lease = await call(node.address, READ, "Acquire", kvstore_pb2.AcquireRequest(keys=key(0)))
-        segment = segment_from_proto(lease.segment)
-        request = TransferRequest(Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, 0, OBJECT)
-        (result,) = await client.engine.transfer_async([request])
-        assert result.reason is Reason.ACCESS_DENIED
 
 
 async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(redis_url: str) -> None:
     async with running_node(redis_url) as node, client_of(redis_url) as client:
-        keys = b"".join(key(number) for number in range(CAPACITY))
-        start = kvstore_pb2.PutStartRequest(keys=keys, object_bytes=OBJECT, timeout_ms=60_000)
-        put = await call(node.address, STORE, "PutStart", start)
+        put = await start(node, *range(CAPACITY), timeout_ms=60_000)
         assert node.figure("reserved_objects") == CAPACITY
-        await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id))
-        start.timeout_ms = 50
-        put = await call(node.address, STORE, "PutStart", start)
+        await end(node, put)
+        put = await start(node, *range(CAPACITY), timeout_ms=50)
         assert {slot.state for slot in put.slots} == {kvstore_pb2.PUT_SLOT_STATE_RESERVED}
         # The writer is silent until its put times out.
         await eventually(lambda: node.figure("open_puts") == 0, "the put timed out")
@@ -259,14 +223,10 @@ async def test_a_dead_writers_room_is_freed_and_its_late_write_refused(redis_url
         # Others get the room …
         await client.stored(range(50, 50 + CAPACITY))
         # … and the late writer can neither write to it nor end its put.
-        segment = segment_from_proto(put.segment)
-        late = TransferRequest(
-            Opcode.WRITE, client.region.key, 0, segment, segment.regions[0].key, put.slots[0].offset_bytes, OBJECT
-        )
-        (result,) = await client.engine.transfer_async([late])
-        assert result.reason is Reason.UNKNOWN_REGION
+        late = await client.move(Opcode.WRITE, put, put.slots[0].offset_bytes)
+        assert late.reason is Reason.UNKNOWN_REGION
         with pytest.raises(PinyonError) as caught:
-            await call(node.address, STORE, "PutEnd", kvstore_pb2.PutEndRequest(put_id=put.put_id, commit=True))
+            await end(node, put, commit=True)
         assert caught.value.grpc_code == "NOT_FOUND"
         await client.until_listed(range(50, 50 + CAPACITY))
         assert await client.get(range(50, 50 + CAPACITY)) == [True] * CAPACITY
@@ -364,7 +324,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
         for number in range(12):
             await client.stored([number])
         assert len(node.node.table) == 12
-        assert len(client.store._avoidance) == 1
+        assert len(client.store._avoidance._until) == 1
         await client.until_listed([3])
         assert await client.get([500, 3]) == [False, True]
 

@@ -11,8 +11,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from tests.integration.lb_harness import WAIT_S, Connection, expected_text, running_lb, spin
-from tests.integration.test_lb_life import ask
+from tests.integration.lb_harness import WAIT_S, Connection, ask, expected_text, running_lb, spin
 from tests.long import usually
 
 NOW_S = 1000.0
@@ -33,7 +32,7 @@ def keys(tmp_path) -> str:
 async def test_a_tenant_s_flood_leaves_places_and_turns_to_others(keys):
     async with running_lb(workers=1, api_keys_file=keys, in_flight_limit=2, queue_limit=40) as bench:
         (worker,) = bench.workers
-        worker.go.clear()
+        worker.hold()
         flood = [asyncio.ensure_future(bench.complete(f"{n:03}", keyed("sk-a"), max_tokens=1)) for n in range(42)]
         await spin(lambda: bench.gauge("queue_requests") == 40)
         reply = await bench.complete("more", keyed("sk-a"), max_tokens=1)
@@ -153,13 +152,11 @@ async def test_grpc_calls_without_key_or_place_are_refused_unread(keys):
         generate = channel.stream_stream("/pinyon.api.lb.v1.LbService/Generate")
         models = channel.stream_stream("/pinyon.api.lb.v1.LbService/ListModels")
         key = (("authorization", "Bearer sk-a"),)
-        for method in (generate, models):
+        for method, keys_sent in ((generate, ()), (generate, (("authorization", "Bearer sk-z"),)), (models, ())):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(method(never()).read(), WAIT_S)
+                await asyncio.wait_for(method(never(), metadata=keys_sent).read(), WAIT_S)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        bench.workers[0].go.clear()
-        running = asyncio.create_task(bench.complete(headers={"authorization": "Bearer sk-a"}, max_tokens=2))
-        await bench.workers[0].until(lambda: bench.workers[0].open)
+        running = await bench.held(headers={"authorization": "Bearer sk-a"}, max_tokens=2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(generate(never(), metadata=key).read(), WAIT_S)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -183,13 +180,11 @@ async def test_hundreds_of_streams_at_once():
     count = usually(500, long=2000)
     async with running_lb(workers=1, conductor_timeout_s=60) as bench:
         (worker,) = bench.workers
-        worker.hold_after = 1
-        worker.go.clear()
+        worker.hold(1)
         begun: list[int] = []
 
         async def client(number: int) -> str:
-            async with Connection(bench.http) as connection:
-                connection.send("POST", "/v1/completions", ask(f"{number:05}", max_tokens=4, stream=True))
+            async with bench.asking(f"{number:05}", max_tokens=4, stream=True) as connection:
                 status, _ = await connection.head()
                 begun.append(status)
                 events = b""

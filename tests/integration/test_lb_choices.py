@@ -14,7 +14,7 @@ from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.frontdoor.served_models import ANY_DEMAND
 from pinyon.openai import choices as openai_choices
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
+from tests.integration.lb_harness import MODEL, WAIT_S, expected_text, running_lb, spin
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -90,8 +90,7 @@ async def test_streams_of_one_call_are_told_apart_by_index():
 
 async def test_choices_run_side_by_side_on_what_slots_there_are():
     async with running_lb(in_flight_limit=8) as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
+        worker = bench.workers[0].hold()
         call = asyncio.ensure_future(bench.complete(["a", "b", "c"], n=2, max_tokens=2))
         await worker.until(lambda: len(worker.open) == 6)
         assert bench.gauge("in_flight_requests") == 6
@@ -104,8 +103,7 @@ async def test_choices_run_side_by_side_on_what_slots_there_are():
 async def test_a_call_needs_no_more_than_one_slot(slots):
     """The call neither waits for a second slot nor takes it from a waiting request."""
     async with running_lb(in_flight_limit=slots, queue_limit=1) as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
+        worker = bench.workers[0].hold()
         call = asyncio.ensure_future(bench.complete("aa", n=5, max_tokens=2))
         await worker.until(lambda: len(worker.open) == slots)
         other = asyncio.ensure_future(bench.complete("bbb", max_tokens=2))
@@ -118,13 +116,10 @@ async def test_a_call_needs_no_more_than_one_slot(slots):
 
 async def test_a_call_that_is_left_leaves_nothing():
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
+        worker = bench.workers[0].hold()
         for stream in (False, True):
             worker.hold_after = int(stream)
-            async with Connection(bench.http) as connection:
-                body = {"model": MODEL, "prompt": ["a", "b"], "n": 2, "max_tokens": 4, "stream": stream}
-                connection.send("POST", "/v1/completions", json.dumps(body).encode())
+            async with bench.asking(["a", "b"], n=2, max_tokens=4, stream=stream) as connection:
                 await worker.until(lambda: len(worker.open) == 4)
                 connection.drop()
                 await worker.until(lambda: not worker.open)
@@ -135,12 +130,8 @@ async def test_a_call_that_is_left_leaves_nothing():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_choice_that_fails_ends_all(stream):
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = int(stream)
-        async with Connection(bench.http) as connection:
-            body = {"model": MODEL, "prompt": "a", "n": 3, "max_tokens": 4, "stream": stream}
-            connection.send("POST", "/v1/completions", json.dumps(body).encode())
+        worker = bench.workers[0].hold(int(stream))
+        async with bench.asking("a", n=3, max_tokens=4, stream=stream) as connection:
             await worker.until(lambda: len(worker.open) == 3)
             events = b""
             if stream:

@@ -15,17 +15,12 @@ from tests.integration.lb_harness import (
     MODEL,
     WAIT_S,
     Bench,
-    Connection,
     FakeConductor,
     FakeWorker,
     expected_text,
     running_lb,
     spin,
 )
-
-
-def ask(prompt: str = "hello", **fields) -> bytes:
-    return json.dumps({"model": MODEL, "prompt": prompt, **fields}).encode()
 
 
 async def restarted(bench: Bench, workers: list[FakeWorker], **switches) -> None:
@@ -60,8 +55,7 @@ async def test_a_request_in_the_window_of_a_conductor_s_restart(code, known):
         assert (await bench.get("/health/ready")).status == 200
         assert len(bench.conductor.requests) == 4, "the conductor was asked each time"
         bench.conductor.error = None
-        bench.conductor.workers = everyone
-        bench.conductor.push()
+        bench.conductor.push(everyone)
         await spin(lambda: bench.gauge("unconfirmed_instances") == 0)
         reply = await bench.complete("later", {"x-pinyon-report": "1"}, max_tokens=2)
         assert reply.json["pinyon"]["policy"] == "fake"
@@ -83,8 +77,7 @@ async def test_a_conductor_that_says_its_list_is_whole_is_believed():
 async def test_in_its_own_session_the_conductor_s_word_counts_at_once():
     async with running_lb(instances_grace_s=3600, placement_wait_s=0.05) as bench:
         for left in (bench.workers[1:], []):
-            bench.conductor.workers = left
-            bench.conductor.push()
+            bench.conductor.push(left)
             await spin(lambda left=left: bench.lb.view.addresses == {each.address for each in left})
         assert (await bench.complete(max_tokens=2)).status == 503
 
@@ -124,8 +117,7 @@ async def test_another_instance_at_a_kept_address_takes_its_place():
 async def test_three_dead_of_eight_are_never_503_while_others_idle(routing):
     """The dead ones have nothing in flight, so they are the least loaded; the first request tries them all."""
     async with running_lb(workers=8, routing=routing, attempts=2) as bench:
-        await bench.conductor.stop()
-        await spin(lambda: not bench.lb.conductor.connected)
+        await bench.lose_conductor()
         for worker in bench.workers[:3]:
             await worker.stop()
         replies = await asyncio.gather(*(bench.complete(f"ask {number}", max_tokens=2) for number in range(24)))
@@ -137,8 +129,7 @@ async def test_three_dead_of_eight_are_never_503_while_others_idle(routing):
 async def test_instances_that_refuse_are_passed_over_however_many():
     """Five of eight instances drain, as in a rolling upgrade without a conductor."""
     async with running_lb(workers=8, attempts=2) as bench:
-        await bench.conductor.stop()
-        await spin(lambda: not bench.lb.conductor.connected)
+        await bench.lose_conductor()
         for worker in bench.workers[:5]:
             worker.error = common_pb2.Error(code="UNAVAILABLE", message="draining")
         assert (await bench.complete(max_tokens=2)).status == 200
@@ -174,12 +165,10 @@ async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
     """A session opened before may lead to the dead process at that address. If it lives, its requests are not cut."""
     async with running_lb(workers=1) as bench:
         (worker,) = bench.workers
-        worker.go.clear()
-        running = asyncio.ensure_future(bench.complete(max_tokens=3))
-        await worker.until(lambda: worker.open)
+        running = await bench.held(max_tokens=3)
         worker.boot = "2"
         bench.conductor.push()
-        await spin(lambda: bench.lb.view.restarted)
+        await spin(lambda: not bench.lb.clusters.workers._sessions)
         second = asyncio.ensure_future(bench.complete("new", max_tokens=3))
         await worker.until(lambda: len(worker.submissions) == 2)
         assert [each.stream_id for each in worker.submissions] == [1, 1], "each is the first one of its session"
@@ -194,11 +183,8 @@ async def test_a_restarted_instance_gets_a_new_session_beside_the_old():
 async def test_a_session_to_a_gone_instance_ends_with_its_last_request():
     async with running_lb() as bench:
         first, second = bench.workers
-        first.go.clear()
-        running = asyncio.ensure_future(bench.complete(max_tokens=3))
-        await first.until(lambda: first.open)
-        bench.conductor.workers = [second]
-        bench.conductor.push()
+        running = await bench.held(max_tokens=3)
+        bench.conductor.push([second])
         await spin(lambda: bench.lb.view.addresses == {second.address})
         assert bench.gauge("worker_sessions") == 1
         first.go.set()
@@ -303,9 +289,7 @@ async def test_a_list_that_cannot_be_taken_ends_nobody_s_request():
 async def test_a_message_that_makes_no_sense_fails_its_request_only():
     async with running_lb(workers=1, attempts=1) as bench:
         (worker,) = bench.workers
-        worker.go.clear()
-        good = asyncio.ensure_future(bench.complete("good", max_tokens=3))
-        await worker.until(lambda: worker.open)
+        good = await bench.held("good", max_tokens=3)
         worker.error = common_pb2.Error(code="NO SUCH CODE", message="what")
         assert (await bench.complete("bad", max_tokens=3)).status == 500
         worker.error = None
@@ -329,9 +313,8 @@ async def test_requests_without_a_token_are_counted_apart():
 
 async def test_a_client_gone_before_its_first_token_is_counted_apart():
     async with running_lb() as bench:
-        bench.workers[0].go.clear()
-        async with Connection(bench.http) as connection:
-            connection.send("POST", "/v1/completions", ask(max_tokens=2))
+        bench.workers[0].hold()
+        async with bench.asking(max_tokens=2) as connection:
             await bench.workers[0].until(lambda: bench.workers[0].open)
             connection.drop()
             await bench.idle()

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from pinyon import __version__
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, expected_text, running_lb, spin
-
-
-def ask(**fields) -> bytes:
-    return json.dumps({"model": MODEL, "prompt": "hello", **fields}).encode()
-
+from tests.integration.lb_harness import MODEL, WAIT_S, Connection, ask, expected_text, running_lb, spin
 
 # ---------------------------------------------------------------- routes
 
@@ -45,7 +40,7 @@ async def test_many_tokens_are_decoded_piece_by_piece(monkeypatch, vocabulary):
     """Decoding at once would block all other requests, even in a thread: the tokenizer keeps the GIL."""
     folder = Path(__file__).parents[1] / "data" / "golden_text" / vocabulary
     async with running_lb(1, model=str(folder), served_model_name=MODEL) as bench:
-        tokenizer, sizes = bench.lb.prompts.default.tokenizer, []
+        tokenizer, sizes = bench.lb.prompts[MODEL].tokenizer, []
         tokens = [token % tokenizer.vocab_size for token in range(10_000)]
         decode = tokenizer.decode
         expected = decode(tokens, skip_special_tokens=False)
@@ -89,10 +84,8 @@ async def test_version_and_models():
         assert model["max_model_len"] == 4096
 
 
-async def test_tokenizing_needs_a_key_where_there_are_some(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    async with running_lb(api_keys_file=str(keys)) as bench:
+async def test_tokenizing_needs_a_key_where_there_are_some(keys):
+    async with running_lb(api_keys_file=keys) as bench:
         for path in ("/tokenize", "/detokenize"):
             assert (await bench.post(path, {"prompt": "a"})).status == 401
         assert (await bench.post("/tokenize", {"prompt": "a"}, {"authorization": "Bearer sk-a"})).status == 200
@@ -125,10 +118,8 @@ PREFLIGHT = {
 @pytest.mark.parametrize(
     ("origins", "allowed"), [("https://a.example, http://b:3000", "https://a.example"), ("*", "*")]
 )
-async def test_pages_of_these_origins_may_ask(origins, allowed, tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    async with running_lb(cors_origins=origins, api_keys_file=str(keys)) as bench, Connection(bench.http) as connection:
+async def test_pages_of_these_origins_may_ask(origins, allowed, keys):
+    async with running_lb(cors_origins=origins, api_keys_file=keys) as bench, Connection(bench.http) as connection:
         connection.send("OPTIONS", "/v1/completions", None, PREFLIGHT)
         reply = await connection.reply()
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, allowed)
@@ -215,8 +206,7 @@ async def test_compressed_bodies_are_bounded():
 
 async def test_what_is_inflated_counts_with_all_bodies(monkeypatch):
     async with running_lb(bodies_limit_mib=1, body_limit_bytes=1 << 20) as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
+        worker = bench.workers[0].hold()
         body = gzip.compress(ask(metadata={"x": "y" * 900_000}, max_tokens=1))
         first = asyncio.ensure_future(bench.post("/v1/completions", body, {"content-encoding": "gzip"}))
         await worker.until(lambda: worker.open)
@@ -231,10 +221,8 @@ async def test_what_is_inflated_counts_with_all_bodies(monkeypatch):
 # ---------------------------------------------------------------- ids
 
 
-async def test_every_answer_has_an_id(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    async with running_lb(api_keys_file=str(keys), requests_per_peer=1) as bench:
+async def test_every_answer_has_an_id(keys):
+    async with running_lb(api_keys_file=keys, requests_per_peer=1) as bench:
         asked = {"authorization": "Bearer sk-a"}
         seen = []
         for method, path, body, headers, status in [
@@ -304,11 +292,8 @@ async def answer_after_end(connection: Connection) -> tuple[int, bytes]:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_shuts_its_sending_side_has_its_answer(stream):
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = int(stream)
-        async with Connection(bench.http) as connection:
-            connection.send("POST", "/v1/completions", ask(max_tokens=3, stream=stream))
+        worker = bench.workers[0].hold(int(stream))
+        async with bench.asking(max_tokens=3, stream=stream) as connection:
             await worker.until(lambda: worker.open)
             (served,) = bench.lb.http._shared.connections
             connection.writer.write_eof()
@@ -339,11 +324,8 @@ async def test_what_was_pipelined_before_the_end_is_answered_too():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_closes_its_socket_is_known_to_be_gone(stream):
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = int(stream)
-        async with Connection(bench.http) as connection:
-            connection.send("POST", "/v1/completions", ask(max_tokens=3, stream=stream))
+        worker = bench.workers[0].hold(int(stream))
+        async with bench.asking(max_tokens=3, stream=stream) as connection:
             if stream:
                 await connection.head()
                 await connection.chunk()
@@ -360,8 +342,7 @@ async def test_a_client_that_closes_its_socket_is_known_to_be_gone(stream):
 
 async def test_http_1_0_has_no_interim_answers():
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
+        worker = bench.workers[0].hold()
         async with Connection(bench.http) as connection:
             body = ask(max_tokens=1)
             connection.writer.write(

@@ -183,7 +183,6 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b'{"prompt":"a"}', {}, 400, "model"),
     ("POST", "/v1/completions", b'{"model":"nobody","prompt":"a"}', {}, 404, "model"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":""}', {}, 400, "prompt"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":["a",""]}', {}, 400, "prompt"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","logit_bias":{"272":1}}', {}, 400, "logit_bias"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","stop_token_ids":[272]}', {}, 400,
      "stop_token_ids"),
@@ -208,15 +207,10 @@ BAD_REQUESTS = [
     ("POST", "/v1/completions", b"x", {"content-encoding": "gzip, gzip"}, 415, None),
     ("POST", "/v1/completions", b"\0" * 40, {"content-encoding": "gzip"}, 400, None),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":[300]}', {}, 400, "prompt"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":0}', {}, 400, "max_tokens"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":true}', {}, 400, "max_tokens"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","max_tokens":5000}', {}, 400, "max_tokens"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","no_such":1}', {}, 400, "no_such"),
     ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-ttft-slo-ms": "-1"}, 400,
      "x-pinyon-ttft-slo-ms"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a"}', {"x-pinyon-type": "x" * 33}, 400,
-     "x-pinyon-type"),
-    ("POST", "/v1/completions", b'{"model":"pinyon-tiny","prompt":"a","user":"\\u0007"}', {}, 400, "user"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[]}', {}, 400, "messages"),
     ("POST", "/v1/chat/completions", b'{"model":"pinyon-tiny","messages":[{"role":"elf","content":"a"}]}', {}, 400,
      "messages"),
@@ -302,7 +296,6 @@ async def test_what_is_not_http_gets_an_error_object():
             connection.writer.write(b"NOT HTTP AT ALL\r\n\r\n")
             assert (await connection.reply()).status == 400
         assert (await bench.get("/health", {f"x-{n}": "y" * 100 for n in range(30)})).status == 431
-        assert (await bench.get("/health", {f"x-{n}": "y" for n in range(150)})).status == 431
         for unfinished in (b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nhost: lb\r\ncontent-length: 100\r\n\r\n{"):
             async with Connection(bench.http) as connection:
                 connection.writer.write(unfinished)
@@ -311,39 +304,6 @@ async def test_what_is_not_http_gets_an_error_object():
         async with Connection(bench.http) as connection:  # sends nothing at all
             assert (await asyncio.wait_for(connection.reader.read(), WAIT_S)) == b""
         await bench.idle()
-
-
-async def test_too_many_connections_are_refused():
-    async with running_lb(connections_limit=2) as bench:
-        async with Connection(bench.http) as one, Connection(bench.http) as two:
-            for connection in (one, two):
-                connection.send("GET", "/health")
-                assert (await connection.reply()).status == 200
-            async with Connection(bench.http) as three:
-                assert (await three.reply()).status == 503
-                assert await three.reader.read() == b""
-        await spin(lambda: not bench.lb.http._shared.connections)
-        assert (await bench.get("/health")).status == 200
-
-
-async def test_pipelined_requests_are_answered_in_order():
-    async with running_lb() as bench, Connection(bench.http) as connection:
-        for prompt in ("a", "bb", "ccc"):
-            body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 3}).encode()
-            connection.send("POST", "/v1/completions", body)
-        for length in (1, 2, 3):
-            assert (await connection.reply()).json["choices"][0]["text"] == expected_text(length, 3)
-        await bench.idle()
-
-
-async def test_head_is_answered_without_a_body():
-    async with running_lb() as bench, Connection(bench.http) as connection:
-        for _ in range(2):
-            connection.send("HEAD", "/health")
-            status, headers = await connection.head()
-            assert (status, headers["content-length"]) == (200, "15")
-        connection.send("GET", "/health")
-        assert (await connection.reply()).json == {"status": "ok"}
 
 
 async def test_the_tail_of_a_stream_is_not_held_back():
@@ -365,17 +325,14 @@ async def test_health_and_metrics():
         assert 'pinyon_lb_generated_tokens_total{model="pinyon-tiny"} 3.0' in text
         assert 'pinyon_lb_cached_tokens_total{model="pinyon-tiny"} 5.0' in text
         assert "pinyon_lb_conductor_connected 1.0" in text
-        bench.conductor.workers = []
-        bench.conductor.push()
+        bench.conductor.push([])
         await spin(lambda: not bench.lb.view.addresses)
         assert (await bench.get("/health/ready")).status == 503
 
 
 async def test_tokens_count_before_their_request_has_ended():
     async with running_lb() as bench:
-        worker = bench.workers[0]
-        worker.go.clear()
-        worker.hold_after = 2
+        worker = bench.workers[0].hold(2)
         running = asyncio.ensure_future(bench.complete(max_tokens=6))
         await spin(lambda: bench.gauge("unfinished_tokens") == 2)
         assert bench.gauge("generated_tokens_total", model=MODEL) == 0

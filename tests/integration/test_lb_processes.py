@@ -222,7 +222,7 @@ SERVES = 'import os, sys; fd = int(sys.argv[-1]); os.write(fd, b\'{"pid": 1, "ht
 DEAF = f"import signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVES}; threading.Event().wait()"
 
 
-def child(code: str, **limits: Any) -> Balancer:
+def child(code: str) -> Balancer:
     """Returns a child that runs this code in place of a load balancer."""
 
     def launch(
@@ -231,13 +231,13 @@ def child(code: str, **limits: Any) -> Balancer:
         words = [sys.executable, "-c", code, *arguments, "--ready-fd", str(ready_fd)]
         return subprocess.Popen(words, pass_fds=(ready_fd, *more_fds), start_new_session=True)
 
-    return Balancer(0, [], launch, **limits)
+    return Balancer(0, [], launch)
 
 
 @contextlib.asynccontextmanager
-async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIterator[BalancerGroup]:
+async def group_of(*codes: str, drain_s: float = 1.0) -> AsyncIterator[BalancerGroup]:
     """Yields a group that is not started; checks that none of its processes is left."""
-    group = BalancerGroup([child(code, ask_s=ask_s) for code in codes], **{"drain_s": 1.0, **limits})
+    group = BalancerGroup([child(code) for code in codes], drain_s)
     try:
         yield group
     finally:
@@ -245,8 +245,9 @@ async def group_of(*codes: str, ask_s: float = 60.0, **limits: Any) -> AsyncIter
         assert not any(each.alive for each in group.balancers)
 
 
-async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
-    async with group_of(SERVES + "; sys.exit(3)", quick_deaths_max=1) as group:
+async def test_one_that_dies_at_once_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "QUICK_DEATHS_MAX", 1)
+    async with group_of(SERVES + "; sys.exit(3)") as group:
         assert await group.start(asyncio.Event())
         with pytest.raises(
             Unavailable,
@@ -258,8 +259,9 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end() -> None:
 async def test_one_that_hangs_when_it_is_started_again_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
     """The duration of its starts does not matter, as by the clock here none of them counts as quick."""
     monkeypatch.setattr(supervisor, "QUICK_S", 0.0)
+    monkeypatch.setattr(supervisor, "QUICK_DEATHS_MAX", 0)
     hangs = "import os, sys, threading; os.path.exists({0!r}) and threading.Event().wait(); open({0!r}, 'x'); "
-    async with group_of(hangs.format(str(tmp_path / "once")) + SERVES, quick_deaths_max=0) as group:
+    async with group_of(hangs.format(str(tmp_path / "once")) + SERVES) as group:
         assert await group.start(asyncio.Event())
         group.balancers[0].start_s = 0.2
         said = r"was killed by SIGKILL: given up after 1 quick deaths in a row"
@@ -300,8 +302,9 @@ BEATS = (
 )
 
 
-async def test_one_that_hangs_is_killed_and_started_again() -> None:
-    async with group_of(BEATS, ask_s=0.3) as group:
+async def test_one_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.balancers.balancer.ASK_S", 0.3)
+    async with group_of(BEATS) as group:
         await group.start(asyncio.Event())
         (hangs,) = group.balancers
         stopping = asyncio.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 
@@ -11,7 +10,7 @@ import grpc
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import tokens_to_bytes
 from pinyon.frontdoor.access_log import AccessLog
@@ -19,14 +18,10 @@ from pinyon.frontdoor.regions import inbound as inbound_module
 from pinyon.frontdoor.regions import links as link_module
 from pinyon.routing.geography import parse_geography
 from pinyon.runtime.outgoing import Outgoing, Pace
-from tests.integration.lb_harness import MODEL, Connection, expected_text, running_lb, spin
-from tests.integration.regions_harness import FULL, ROOMY, Regions, peer_of, running_regions
+from tests.integration.lb_harness import MODEL, expected_text, running_lb, spin
+from tests.integration.regions_harness import FULL, ROOMY, PeerCaller, peer_of, running_regions
 
 REPORT = {"x-pinyon-report": "1"}
-
-
-async def full_here(regions: Regions, here: str = "us") -> None:
-    regions.say(here, FULL)
 
 
 async def test_what_the_region_has_no_room_for_goes_to_another_one():
@@ -52,10 +47,8 @@ async def test_what_the_region_has_no_room_for_goes_to_another_one():
 async def test_a_client_that_leaves_is_gone_on_every_hop():
     async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
-        worker = regions["eu"].workers[0]
-        worker.go.clear()
-        async with Connection(regions["us"].http) as connection:
-            connection.send("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "hello"}).encode())
+        worker = regions["eu"].workers[0].hold()
+        async with regions["us"].asking() as connection:
             await worker.until(lambda: worker.open)
             connection.drop()
             await worker.until(lambda: worker.cancelled)
@@ -65,8 +58,7 @@ async def test_a_client_that_leaves_is_gone_on_every_hop():
 async def test_a_deadline_crosses_regions():
     async with running_regions("us", "eu", request_timeout_s=3.0) as regions:
         regions.say("us", FULL)
-        worker = regions["eu"].workers[0]
-        worker.go.clear()
+        worker = regions["eu"].workers[0].hold()
         reply = await regions["us"].complete()
         assert reply.status == 504
         assert 0 < worker.submissions[0].timeout_ms <= 3000
@@ -78,11 +70,8 @@ async def test_a_stream_whose_region_dies_goes_on_with_the_same_tokens():
     async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
         there, here = regions["eu"].workers[0], regions["us"].workers[0]
-        there.go.clear()
-        there.hold_after = 3
-        async with Connection(regions["us"].http) as connection:
-            body = {"model": MODEL, "prompt": "hello", "max_tokens": 8, "stream": True}
-            connection.send("POST", "/v1/completions", json.dumps(body).encode())
+        there.hold(3)
+        async with regions["us"].asking(max_tokens=8, stream=True) as connection:
             await connection.head()
             first = await connection.chunk()
             await there.until(lambda: there.open)
@@ -133,9 +122,7 @@ async def test_nothing_is_forwarded_twice():
 async def test_what_a_region_refuses_is_put_back_and_served_at_home():
     async with running_regions("us", "eu", queue_limit=0, in_flight_limit=1) as regions:
         us, eu = regions["us"], regions["eu"]
-        eu.workers[0].go.clear()
-        blocking = asyncio.create_task(eu.complete(max_tokens=1))
-        await eu.workers[0].until(lambda: eu.workers[0].open)
+        blocking = await eu.held(max_tokens=1)
         regions.say("us", FULL)
         waiting = asyncio.create_task(us.complete(max_tokens=3))
         await spin(lambda: (us.registry.get_sample_value("pinyon_lb_forwarded_total", {"region": "eu"}) or 0) >= 1)
@@ -185,8 +172,7 @@ async def test_requests_wait_at_the_load_balancer_until_there_is_room():
 async def test_a_region_without_instances_is_ready_while_others_are():
     async with running_regions("us", "eu") as regions:
         us, eu = regions["us"], regions["eu"]
-        us.conductor.workers = []
-        us.conductor.push()
+        us.conductor.push([])
         await spin(lambda: not us.lb.view.servable(MODEL, us.clock()))
         assert (await us.complete(max_tokens=3)).json["choices"][0]["text"] == expected_text(5, 3)
         assert len(eu.workers[0].submissions) == 1
@@ -209,7 +195,7 @@ async def test_clocks_that_differ_do_not_matter():
             submission = regions[there].workers[0].submissions[-1]
             assert 300_000 < submission.timeout_ms <= 600_000
             regions.say(here, ROOMY)
-            await regions.knows(there, here, ROOMY)
+            await regions.knows(there, here, room=True)
         await regions.idle()
 
 
@@ -228,7 +214,7 @@ async def test_load_never_overrides_law(tmp_path):
     ) as regions:
         us, eu = regions["us"], regions["eu"]
         us.lb.regions.know([peer_of("eu", eu)])
-        await regions.knows("us", "eu", ROOMY)
+        await regions.knows("us", "eu", room=True)
         acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
         assert (await us.complete(max_tokens=1, headers=acme)).status == 200
         assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 1)
@@ -236,7 +222,7 @@ async def test_load_never_overrides_law(tmp_path):
         assert (await us.complete(max_tokens=1, headers=other | geographies)).status == 200
         assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 2)
         regions.say("eu", FULL)
-        await regions.knows("us", "eu", FULL)
+        await regions.knows("us", "eu", room=False)
         waiting = asyncio.create_task(us.complete(max_tokens=1, headers=acme))
         await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
         regions.say("eu", ROOMY)
@@ -269,7 +255,7 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
     async with running_regions("eu", "us", "uk", geography_file=str(policy), linked=False) as regions:
         eu = regions["eu"]
         eu.lb.regions.know([peer_of(name, regions[name]) for name in ("us", "uk")])
-        await regions.knows("eu", "uk", ROOMY)
+        await regions.knows("eu", "uk", room=True)
         async with grpc.aio.insecure_channel(eu.endpoints["grpc"]) as channel:
             stub = lb_pb2_grpc.LbServiceStub(channel)
             ways = (await stub.WhereTo(lb_pb2.WhereToRequest())).ways
@@ -288,24 +274,7 @@ async def test_a_dry_run_says_where_a_request_could_go(tmp_path):
 # -- strangers
 
 
-class Caller:
-    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
-
-    def __init__(self, bench) -> None:
-        self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
-        self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
-
-    async def __aenter__(self) -> Caller:
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self.call.cancel()
-        await self._channel.close()
-
-    async def hello(self, **fields) -> None:
-        values = {"region": "eu", "lb_id": "x", "version": link_module.PEER_VERSION} | fields
-        await self.call.write(peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(**values)))
-
+class Caller(PeerCaller):
     async def meet(self) -> peer_pb2.SessionResponse:
         """Waits until it is welcome; returns the answer."""
         await self.hello()
@@ -322,11 +291,13 @@ class Caller:
         submission.sampling.max_tokens = 2
         return peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=hops)
 
-    async def status(self) -> grpc.StatusCode:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self.call.read() is not grpc.aio.EOF:
-                pass
-        return await self.call.code()
+    async def ask(self, **fields) -> None:
+        await self.call.write(peer_pb2.SessionRequest(requests=[self.request(**fields)]))
+
+    async def update(self) -> worker_pb2.StreamUpdate:
+        while not (message := await self.call.read()).updates:
+            pass
+        return message.updates[0]
 
 
 @pytest.mark.parametrize(
@@ -355,12 +326,11 @@ async def test_a_request_is_good_once_and_for_one_hop():
     async with running_regions("us", linked=False) as regions:
         async with Caller(regions["us"]) as caller:
             await caller.meet()
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(hops=2)]))
-            while not (message := await caller.call.read()).updates:
-                pass
-            assert message.updates[0].error.code == "FAILED_PRECONDITION"
-            assert "2 regions" in message.updates[0].error.message
-            await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request()]))
+            await caller.ask(hops=2)
+            error = (await caller.update()).error
+            assert error.code == "FAILED_PRECONDITION"
+            assert "2 regions" in error.message
+            await caller.ask()
             assert await caller.status() is grpc.StatusCode.INVALID_ARGUMENT
         assert not regions["us"].workers[0].submissions
         await regions.idle()
@@ -431,9 +401,9 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
     monkeypatch.setattr(inbound_module, "SILENT_TICKS", 5)
     async with running_regions("us", linked=False) as regions, Caller(regions["us"]) as caller:
         us = regions["us"]
-        us.workers[0].go.clear()
+        us.workers[0].hold()
         await caller.meet()
-        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=1)]))
+        await caller.ask(stream_id=1)
         await us.workers[0].until(lambda: us.workers[0].open)
         await spin(lambda: us.lb.serving.running == 0)  # although no answer is read, either
         assert await caller.status() is grpc.StatusCode.UNAVAILABLE
@@ -447,14 +417,11 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
         Caller(regions["us"]) as caller,
     ):
         us, worker = regions["us"], regions["us"].workers[0]
-        worker.go.clear()
+        worker.hold()
         await caller.meet()
         for number in range(1, 5):  # 160 KB each: three are the half that one caller may hold
-            request = caller.request(stream_id=number, tokens=40_000)
-            await caller.call.write(peer_pb2.SessionRequest(requests=[request]))
-        while not (message := await caller.call.read()).updates:
-            pass
-        (refused,) = message.updates
+            await caller.ask(stream_id=number, tokens=40_000)
+        refused = await caller.update()
         assert refused.stream_id == 4
         assert (refused.error.code, refused.error.field) == ("RESOURCE_EXHAUSTED", "region")
         await spin(lambda: us.lb.serving.running == 3)
@@ -465,11 +432,9 @@ async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
             ended |= {each.stream_id for each in (await caller.call.read()).updates if each.finish_reason}
         await spin(lambda: us.lb.serving.running == 0)
         assert us.lb.serving.budget.used == 0
-        await caller.call.write(peer_pb2.SessionRequest(requests=[caller.request(stream_id=5, tokens=40_000)]))
-        while not (message := await caller.call.read()).updates:
-            pass
-        assert message.updates[0].stream_id == 5
-        assert not message.updates[0].error.code
+        await caller.ask(stream_id=5, tokens=40_000)
+        update = await caller.update()
+        assert (update.stream_id, update.error.code) == (5, "")
         await regions.idle()
 
 
@@ -479,8 +444,7 @@ async def test_a_silent_region_is_left(monkeypatch):
     async with running_regions("us", "eu") as regions:
         regions.say("us", FULL)
         there = regions["eu"].workers[0]
-        there.go.clear()
-        there.hold_after = 3
+        there.hold(3)
         running = asyncio.create_task(regions["us"].complete(max_tokens=8))
         await there.until(lambda: there.open)
         for inbound in [*regions["eu"].lb.serving.sessions]:

@@ -10,38 +10,29 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from h2.connection import H2Connection
+from h2.events import StreamReset
 
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.runtime import grpc_server
 from pinyon.runtime.channel import MAX_MESSAGE_BYTES
 from pinyon.runtime.first_message import EACH_MAX
+from pinyon.runtime.http2 import listener
 from tests.integration.lb_harness import WAIT_S, Connection, live_lb, running_lb, spin
 
 STREAMS = 300
 UNENDING = MAX_MESSAGE_BYTES - 1000
 """The bytes sent of a message that is 500 bytes longer."""
-DATA, HEADERS, RST, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 INITIAL_WINDOW, FRAME_BYTES = 65_535, 16_384
 
 
-def frame(kind: int, flags: int, stream: int, data: bytes | memoryview) -> bytes:
-    return struct.pack(">I", len(data))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + data
-
-
-def literal(name: str, value: str) -> bytes:
-    return b"".join((b"\0", *(bytes((len(text),)) + text.encode() for text in (name, value))))
-
-
 class Http2(Connection):
-    """A client with just enough of HTTP/2 to send messages without an end."""
+    """A client that sends messages without an end."""
 
     async def __aenter__(self) -> Http2:
         await super().__aenter__()
-        self.windows: dict[int, int] = {0: INITIAL_WINDOW}
-        self.initial = INITIAL_WINDOW
+        self.h2 = H2Connection()
+        self.h2.initiate_connection()
         self.unsent: dict[int, memoryview] = {}
         self.reset: set[int] = set()
-        self.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 24)))
         self.task = asyncio.create_task(self._read())
         return self
 
@@ -52,31 +43,19 @@ class Http2(Connection):
             await super().__aexit__(*exc)
 
     async def _read(self) -> None:
-        while True:
-            head = await self.reader.readexactly(9)
-            kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
-            data = await self.reader.readexactly(int.from_bytes(head[:3], "big"))
-            if kind == SETTINGS and not flags & 1:
-                for identifier, value in struct.iter_unpack(">HI", data):
-                    if identifier == 4:
-                        for each in self.windows.keys() - {0}:
-                            self.windows[each] += value - self.initial
-                        self.initial = value
-                self.writer.write(frame(SETTINGS, 1, 0, b""))
-            elif kind == PING and not flags & 1:
-                self.writer.write(frame(PING, 1, 0, data))
-            elif kind == WINDOW_UPDATE:
-                self.windows[stream] = self.windows.get(stream, self.initial) + int.from_bytes(data, "big")
-            elif kind == RST:
-                self.reset.add(stream)
-                self.unsent.pop(stream, None)
+        while data := await self.reader.read(1 << 16):
+            for event in self.h2.receive_data(data):
+                if isinstance(event, StreamReset):
+                    self.reset.add(event.stream_id)
+                    self.unsent.pop(event.stream_id, None)
+            self.writer.write(self.h2.data_to_send())
 
     def refused(self, streams: int) -> bool:
         """Returns whether so many streams were refused, or the connection was cut, as when pings go unanswered."""
         return len(self.reset) >= streams or self.task.done()
 
     def call(self, method: str, message: bytes) -> None:
-        stream = 2 * (len(self.windows) - 1) + 1
+        stream = self.h2.get_next_available_stream_id()
         fields = {
             ":method": "POST",
             ":scheme": "http",
@@ -85,21 +64,20 @@ class Http2(Connection):
             "te": "trailers",
             "content-type": "application/grpc",
         }
-        self.windows[stream] = self.initial
+        self.h2.send_headers(stream, list(fields.items()))
         self.unsent[stream] = memoryview(message)  # the unsent rest is sliced repeatedly
-        self.writer.write(frame(HEADERS, 4, stream, b"".join(literal(*field) for field in fields.items())))
+        self.writer.write(self.h2.data_to_send())
 
     async def push(self, seconds: float) -> None:
         """Sends as much as the windows allow, for so many seconds."""
         end = asyncio.get_running_loop().time() + seconds
         while self.unsent and asyncio.get_running_loop().time() < end:
             for stream, rest in list(self.unsent.items()):
-                size = min(len(rest), self.windows[0], self.windows[stream], FRAME_BYTES)
+                size = min(len(rest), self.h2.local_flow_control_window(stream), FRAME_BYTES)
                 if size > 0:
-                    self.windows[0] -= size
-                    self.windows[stream] -= size
-                    self.writer.write(frame(DATA, 0, stream, rest[:size]))
+                    self.h2.send_data(stream, rest[:size].tobytes())
                     self.unsent[stream] = rest[size:]
+            self.writer.write(self.h2.data_to_send())
             with contextlib.suppress(ConnectionError):
                 await self.writer.drain()
             await asyncio.sleep(0.01)
@@ -109,12 +87,10 @@ class Http2(Connection):
     ("method", "held"),
     [("/pinyon.api.lb.v1.LbService/Generate", 0), ("/grpc.health.v1.Health/Check", EACH_MAX)],
 )
-async def test_messages_without_an_end_are_few(tmp_path, method, held):
+async def test_messages_without_an_end_are_few(tmp_path, keys, method, held):
     """An earlier version held 1.2 GB for 300 messages on one connection for as long as it stood, without a key."""
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
     message = b"\0" + struct.pack(">I", UNENDING + 500) + bytes(UNENDING)
-    async with live_lb(tmp_path, api_keys_file=str(keys), body_timeout_s=10) as lb:
+    async with live_lb(tmp_path, api_keys_file=keys, body_timeout_s=10) as lb:
         before = lb.memory_bytes
         async with Http2(lb.process.endpoints["grpc"]) as stranger:
             for _ in range(STREAMS):
@@ -133,8 +109,8 @@ async def test_messages_without_an_end_are_few(tmp_path, method, held):
 
 async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
     """A connection without a byte is soon closed: such connections took all descriptors of the process."""
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 1.0)
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 16)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 16)
     async with running_lb() as bench, contextlib.AsyncExitStack() as stack:
         own = psutil.Process()
         before = own.num_fds()
@@ -150,22 +126,3 @@ async def test_silent_connections_are_closed_and_few(tmp_path, monkeypatch):
         async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_who_has_a_key_is_served_and_who_has_none_is_told_so(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("sk-a anna\n")
-    request = lb_pb2.GenerateRequest(prompt="hello", sampling={"max_tokens": 2})
-    async with running_lb(api_keys_file=str(keys)) as bench:
-        async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
-            stub = lb_pb2_grpc.LbServiceStub(channel)
-            replies = [reply async for reply in stub.Generate(request, metadata=[("authorization", "Bearer sk-a")])]
-            assert replies[-1].usage.completion_tokens == 2
-            for call in (
-                stub.ListModels(lb_pb2.ListModelsRequest()),
-                stub.Generate(request, metadata=[("authorization", "Bearer sk-b")]).read(),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call
-                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        await bench.idle()

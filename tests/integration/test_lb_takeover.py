@@ -12,9 +12,10 @@ import pytest
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.federation.members import LbState
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from tests.integration.controller_parts import running_controller
-from tests.integration.lb_harness import MODEL, expected_text, spin
-from tests.integration.regions_harness import FULL, ROOMY, running_regions
+from tests.integration.lb_harness import Bench, expected_text, spin
+from tests.integration.regions_harness import FULL, ROOMY, TokenRegions, running_regions
 
 
 @contextlib.asynccontextmanager
@@ -28,21 +29,27 @@ async def federated(place_by="conductor", **settings):
         yield controller, regions
 
 
+async def dies(us: Bench, eu: Bench, regions: TokenRegions) -> ConductorCluster:
+    """Ends the session and the port of one load balancer. The other, whose region is full, then has its cluster."""
+    await regions.knows("eu", "us", room=True)
+    assert not eu.lb.clusters.adopted
+    await us.lb.membership.session._link.close()
+    await us.lb.grpc.drain(0)
+    await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
+    cluster = eu.lb.clusters.get("us/us")
+    await spin(lambda: bool(cluster.addresses))
+    regions.say("eu", FULL)
+    cluster.heard(us.workers[0].address, ROOMY, eu.lb.clock())
+    return cluster
+
+
 @pytest.mark.parametrize("place_by", ["conductor", "routing"])
 async def test_instances_of_a_failed_balancer_are_served_by_another(place_by):
     async with federated(place_by) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        await regions.knows("eu", "us", ROOMY)
-        assert not eu.lb.clusters.adopted
-        # It dies: both its session and its port are gone.
-        await us.lb.membership.session._link.close()
-        await us.lb.grpc.drain(0)
-        await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
+        await dies(us, eu, regions)
         (member,) = [each for each in controller.registry.federation.members if each.info.region == "us"]
         assert member.state is LbState.FAILED
-        await spin(lambda: bool(eu.lb.clusters.get("us/us").view.addresses))
-        regions.say("eu", FULL)
-        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
         reply = await eu.complete(max_tokens=5)
         assert reply.status == 200
         assert reply.json["choices"][0]["text"] == expected_text(5, 5)
@@ -85,9 +92,7 @@ async def test_who_begins_to_drain_says_so_at_once():
 async def test_who_ends_says_so_before_it_waits_for_what_runs():
     async with federated(silence_s=600.0) as (controller, regions):
         us, eu = regions["us"], regions["eu"]
-        us.workers[0].go.clear()
-        running = asyncio.create_task(us.complete(max_tokens=3))
-        await us.workers[0].until(lambda: us.workers[0].open)
+        running = await us.held(max_tokens=3)
         await silent(controller, us)
         ending = asyncio.create_task(us.lb.close(60.0))
         await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
@@ -114,16 +119,9 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
     """The request counts where it runs, and not at the instance of that name at home."""
     async with federated() as (_, regions):
         us, eu = regions["us"], regions["eu"]
-        await regions.knows("eu", "us", ROOMY)
-        await us.lb.membership.session._link.close()
-        await us.lb.grpc.drain(0)
-        await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
-        cluster = eu.lb.clusters.get("us/us")
-        await spin(lambda: bool(cluster.view.addresses))
-        regions.say("eu", FULL)
-        eu.lb.models.load("us/us", MODEL, "w0", ROOMY)
+        cluster = await dies(us, eu, regions)
         us.conductor.late.clear()
-        us.workers[0].go.clear()
+        us.workers[0].hold()
         asked = len(us.conductor.requests)
         running = asyncio.create_task(eu.complete(max_tokens=5))
         await spin(lambda: len(us.conductor.requests) > asked)
@@ -132,8 +130,8 @@ async def test_given_back_while_a_request_is_placed_it_runs_there():
         cluster.conductor._take(conductor_pb2.ScheduleSessionResponse(responses=[placed]))
         eu.lb.clusters.adopt({})
         await us.workers[0].until(lambda: us.workers[0].open)
-        assert (cluster.view.in_flight, eu.lb.clusters.home.view.in_flight) == (2, 0)
+        assert (cluster.in_flight, eu.lb.clusters.home.in_flight) == (2, 0)
         us.workers[0].go.set()
         us.conductor.late.set()
         assert (await running).status == 200
-        assert cluster.view.in_flight == 0
+        assert cluster.in_flight == 0

@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,13 @@ TEXT = "pinyon jays cache seeds <|im_end|> and \N{PINE DECORATION} " * 2000
 PROMPTS = [TEXT, [{"role": "user", "content": TEXT}], "short"]
 
 
+@pytest.fixture
+async def process() -> AsyncIterator[TokenizerProcess]:
+    process = TokenizerProcess(FOLDER)
+    yield process
+    await process.close()
+
+
 def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
@@ -37,21 +45,19 @@ def children() -> list[psutil.Process]:
     return found
 
 
-async def test_the_tokens_are_the_same():
-    process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
-    try:
-        found = await asyncio.gather(*(process.tokenize("", prompt) for prompt in PROMPTS))
-        assert found == [tokenize(card, prompt) for prompt in PROMPTS]
-        assert len(children()) == 1
-        with pytest.raises(InvalidArgument):
-            await process.tokenize("", [{"role": "nobody"}])
-        assert await process.tokenize("", "short") == found[2]
-        left_open = Rendering(add_generation_prompt=False, continue_final_message=True)
-        messages = [{"role": "user", "content": "short"}]
-        assert await process.tokenize("", messages, left_open) == tokenize(card, messages, left_open)
-        assert tokenize(card, messages, left_open) != tokenize(card, messages)
-    finally:
-        await process.close()
+async def test_the_tokens_are_the_same(process):
+    card = load_card(str(FOLDER))
+    found = await asyncio.gather(*(process.tokenize("", prompt) for prompt in PROMPTS))
+    assert found == [tokenize(card, prompt) for prompt in PROMPTS]
+    assert len(children()) == 1
+    with pytest.raises(InvalidArgument):
+        await process.tokenize("", [{"role": "nobody"}])
+    assert await process.tokenize("", "short") == found[2]
+    left_open = Rendering(add_generation_prompt=False, continue_final_message=True)
+    messages = [{"role": "user", "content": "short"}]
+    assert await process.tokenize("", messages, left_open) == tokenize(card, messages, left_open)
+    assert tokenize(card, messages, left_open) != tokenize(card, messages)
+    await process.close()
     assert not children()
 
 
@@ -144,33 +150,27 @@ async def test_a_checkpoint_without_a_chat_template_is_told_of(tmp_path, caplog,
     assert len(told) == (0 if has_one else 1)
 
 
-async def test_who_leaves_does_not_mix_up_the_answers():
-    process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
-    try:
-        first = asyncio.ensure_future(process.tokenize("", TEXT))
-        second = asyncio.ensure_future(process.tokenize("", "other"))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert await second == tokenize(card, "other")
-    finally:
-        await process.close()
+async def test_who_leaves_does_not_mix_up_the_answers(process):
+    card = load_card(str(FOLDER))
+    first = asyncio.ensure_future(process.tokenize("", TEXT))
+    second = asyncio.ensure_future(process.tokenize("", "other"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == tokenize(card, "other")
 
 
-async def test_a_process_that_dies_is_started_again():
-    process, card = TokenizerProcess(FOLDER), load_card(str(FOLDER))
-    try:
-        await process.tokenize("", "short")
-        (child,) = children()
-        child.suspend()
-        waiting = asyncio.ensure_future(process.tokenize("", TEXT))
-        await asyncio.sleep(0)
-        child.kill()
-        with pytest.raises(Unavailable) as caught:
-            await waiting
-        assert caught.value.retry_after_s
-        assert await process.tokenize("", "short") == tokenize(card, "short")
-    finally:
-        await process.close()
+async def test_a_process_that_dies_is_started_again(process):
+    card = load_card(str(FOLDER))
+    await process.tokenize("", "short")
+    (child,) = children()
+    child.suspend()
+    waiting = asyncio.ensure_future(process.tokenize("", TEXT))
+    await asyncio.sleep(0)
+    child.kill()
+    with pytest.raises(Unavailable) as caught:
+        await waiting
+    assert caught.value.retry_after_s
+    assert await process.tokenize("", "short") == tokenize(card, "short")
 
 
 async def test_closing_waits_for_a_process_that_is_just_ended(monkeypatch):

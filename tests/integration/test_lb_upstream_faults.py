@@ -9,35 +9,32 @@ import json
 import pytest
 
 from tests.integration.lb_harness import WAIT_S, Connection, spin
-from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, generate, running_upstreams
+from tests.integration.upstream_parts import (
+    DONE,
+    DROP,
+    MODEL,
+    STALL,
+    Asked,
+    FakeServer,
+    Wire,
+    after,
+    answers,
+    generate,
+    never,
+    running_upstreams,
+    says,
+    streams,
+    unless_poisoned,
+)
 from tests.virtual_time import VirtualTime
 
 GIVEN_UP_TURNS = 50
 """Turns of the loop until a waiting request is given up, for which nothing comes over the network."""
 
 
-async def drop(asked: Asked, wire: Wire) -> None:
-    wire.drop()
-
-
-async def broken_stream(asked: Asked, wire: Wire) -> None:
-    await wire.begin()
-    await wire.chunk(b'data: {"n":1}\n\ndata: {"n":')
-    wire.drop()
-
-
-def saying(raw: bytes):
-    async def answer(asked: Asked, wire: Wire) -> None:
-        await wire.raw(raw)
-
-    return answer
-
-
-def refusing(status: int, fields: str = "", body: bytes = b'{"error":"busy"}'):
-    async def answer(asked: Asked, wire: Wire) -> None:
-        await wire.whole(body, status, fields)
-
-    return answer
+BUSY = b'{"error":"busy"}'
+CUT = streams(b'data: {"n":1}\n\ndata: {"n":', DROP)
+"""A stream that breaks off in an event."""
 
 
 # ---------------------------------------------------------------- sent again
@@ -45,12 +42,17 @@ def refusing(status: int, fields: str = "", body: bytes = b'{"error":"busy"}'):
 
 @pytest.mark.parametrize(
     "answer",
-    [drop, refusing(503), refusing(429), refusing(502), refusing(503, "retry-after: 1\r\n")],
+    [
+        says(DROP),
+        answers(status=503),
+        answers(status=429),
+        answers(status=502),
+        answers(BUSY, 503, "retry-after: 1\r\n"),
+    ],
     ids=["dropped", "503", "429", "502", "retry-after"],
 )
 async def test_another_server_gets_what_one_fails(answer) -> None:
-    wrong, sound = FakeServer(), FakeServer()
-    wrong.answer = answer
+    wrong, sound = FakeServer(answer=answer), FakeServer()
     async with running_upstreams(wrong, sound, routing="round_robin") as bench:
         for _ in range(4):
             assert (await bench.chat()).status == 200
@@ -60,16 +62,10 @@ async def test_another_server_gets_what_one_fails(answer) -> None:
 
 
 async def test_no_other_server_is_asked_once_an_answer_has_begun() -> None:
-    wrong, other = FakeServer(), FakeServer()
-    other.waiting = 1  # no other request is sent there
-
-    async def half(asked: Asked, wire: Wire) -> None:
-        await wire.raw(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
-        wire.drop()
-
-    wrong.answer = half
+    half = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    wrong, other = FakeServer(answer=says(half, DROP)), FakeServer()
     async with running_upstreams(wrong, other) as bench:
-        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        await bench.fill(other)  # no other request is sent there
         reply = await bench.chat()
         assert reply.status == 502
         assert reply.json["error"]["code"] == "bad_gateway"
@@ -81,7 +77,7 @@ async def test_no_other_server_is_asked_once_an_answer_has_begun() -> None:
 async def test_attempts_are_bounded_and_the_last_refusal_is_passed_on() -> None:
     servers = [FakeServer() for _ in range(5)]
     for server in servers:
-        server.answer = refusing(429, "retry-after: 7\r\nx-ratelimit-limit-requests: 9\r\n", b'{"error":"theirs"}')
+        server.answer = answers(b'{"error":"theirs"}', 429, "retry-after: 7\r\nx-ratelimit-limit-requests: 9\r\n")
     async with running_upstreams(*servers, attempts=3) as bench:
         reply = await bench.chat()
         assert reply.status == 429
@@ -92,19 +88,17 @@ async def test_attempts_are_bounded_and_the_last_refusal_is_passed_on() -> None:
 
 
 async def test_a_refusal_of_the_only_server_is_passed_on() -> None:
-    server = FakeServer()
-    server.answer = refusing(503, "retry-after: 3\r\n")
+    server = FakeServer(answer=answers(BUSY, 503, "retry-after: 3\r\n"))
     async with running_upstreams(server) as bench:
         for _ in range(3):
             reply = await bench.chat()
-            assert (reply.status, reply.body, reply.headers["retry-after"]) == (503, b'{"error":"busy"}', "3")
+            assert (reply.status, reply.body, reply.headers["retry-after"]) == (503, BUSY, "3")
         server.answer = generate
         assert (await bench.chat()).status == 200
 
 
 async def test_who_asks_to_be_left_alone_is() -> None:
-    full, other = FakeServer(), FakeServer()
-    full.answer = refusing(429, "retry-after: 600\r\n")
+    full, other = FakeServer(answer=answers(BUSY, 429, "retry-after: 600\r\n")), FakeServer()
     async with running_upstreams(full, other, routing="round_robin") as bench:
         for _ in range(10):
             assert (await bench.chat()).status == 200
@@ -112,18 +106,13 @@ async def test_who_asks_to_be_left_alone_is() -> None:
 
 
 async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
-    server = FakeServer()
-
     async def once(asked: Asked, wire: Wire) -> None:
-        """Answers, and closes the connection without announcing it."""
-        await generate(asked, wire)
-        server.answer = then
+        """Answers, and closes the connection without announcing it when it is used again."""
+        answered[wire.writer] = wire.writer not in answered
+        await (generate if answered[wire.writer] else says(DROP))(asked, wire)
 
-    async def then(asked: Asked, wire: Wire) -> None:
-        server.answer = once
-        wire.drop()
-
-    server.answer = once
+    answered: dict[object, bool] = {}
+    server = FakeServer(answer=once)
     async with running_upstreams(server) as bench:
         for _ in range(5):
             assert (await bench.chat()).status == 200
@@ -134,17 +123,11 @@ async def test_a_kept_connection_that_the_server_closes_is_no_failure() -> None:
 async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
     servers = [FakeServer() for _ in range(8)]
 
-    def deadly(server: FakeServer):
-        async def answer(asked: Asked, wire: Wire) -> None:
-            if "poison" in asked.json:
-                server.kill()
-            else:
-                await generate(asked, wire)
-
-        return answer
+    async def dies(asked: Asked, wire: Wire) -> None:
+        next(server for server in servers if asked in server.asked).kill()
 
     for server in servers:
-        server.answer = deadly(server)
+        server.answer = unless_poisoned(dies)
     settings = {"attempts": 3, "upstream_keep_alive_s": WAIT_S, "upstream_health_s": WAIT_S}
     async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
         while not all(bench.asked):
@@ -158,55 +141,29 @@ async def test_a_request_that_kills_servers_gets_no_fourth_one() -> None:
 
 async def test_a_request_that_breaks_connections_is_sent_four_times() -> None:
     """Four at most: if the server restarts at the same address, a new connection counts as an attempt, too."""
-    servers = [FakeServer() for _ in range(8)]
-    poisoned = 0
-
-    async def answer(asked: Asked, wire: Wire) -> None:
-        nonlocal poisoned
-        if "poison" in asked.json:
-            poisoned += 1
-            wire.drop()
-        else:
-            await generate(asked, wire)
-
-    for server in servers:
-        server.answer = answer
+    servers = [FakeServer(answer=unless_poisoned(says(DROP))) for _ in range(8)]
     settings = {"attempts": 3, "upstream_keep_alive_s": WAIT_S, "upstream_health_s": WAIT_S}
     async with running_upstreams(*servers, routing="round_robin", **settings) as bench:
         while not all(bench.asked):
             assert (await bench.chat()).status == 200
         assert (await bench.chat(poison=1)).status == 502
-        assert poisoned == 4
+        assert sum("poison" in asked.json for server in servers for asked in server.asked) == 4
         assert (await bench.chat()).status == 200
         await bench.idle()
 
 
-async def begun_refusal(asked: Asked, wire: Wire) -> None:
-    """Sends less than its head announces."""
-    await wire.raw(b"HTTP/1.1 503 X\r\nretry-after: 3\r\ncontent-type: x/y\r\ncontent-length: 100\r\n\r\n{")
-
-
-async def stalled_refusal(asked: Asked, wire: Wire) -> None:
-    await begun_refusal(asked, wire)
-    await asyncio.Event().wait()
-
-
-async def cut_refusal(asked: Asked, wire: Wire) -> None:
-    await begun_refusal(asked, wire)
-    wire.drop()
-
-
+BEGUN = b"HTTP/1.1 503 X\r\nretry-after: 3\r\ncontent-type: x/y\r\ncontent-length: 100\r\n\r\n{"
+"""A refusal that is shorter than its head announces."""
 PARTIAL = pytest.mark.parametrize(
     "answer",
-    [stalled_refusal, cut_refusal, refusing(503, "retry-after: 3\r\n", b"x" * 70_000)],
+    [says(BEGUN, STALL), says(BEGUN, DROP), answers(b"x" * 70_000, 503, "retry-after: 3\r\n")],
     ids=["stalled", "cut off", "too large"],
 )
 
 
 @PARTIAL
 async def test_another_server_gets_what_is_refused_in_part(answer) -> None:
-    wrong, sound = FakeServer(), FakeServer()
-    wrong.answer = answer
+    wrong, sound = FakeServer(answer=answer), FakeServer()
     async with running_upstreams(wrong, sound, routing="round_robin") as bench:
         for _ in range(2):
             assert (await bench.chat()).status == 200
@@ -216,8 +173,7 @@ async def test_another_server_gets_what_is_refused_in_part(answer) -> None:
 
 @PARTIAL
 async def test_a_refusal_that_is_not_whole_is_told_by_its_status(answer) -> None:
-    server = FakeServer()
-    server.answer = answer
+    server = FakeServer(answer=answer)
     async with running_upstreams(server) as bench:
         reply = await bench.chat()
         assert (reply.status, reply.headers["retry-after"]) == (503, "3")
@@ -231,8 +187,7 @@ def test_the_text_of_a_refusal_is_waited_for_one_second() -> None:
     """The virtual time passes only while nothing is to be done, so other load on the machine does not matter."""
 
     async def seconds() -> float:
-        loop, server = asyncio.get_running_loop(), FakeServer()
-        server.answer = stalled_refusal
+        loop, server = asyncio.get_running_loop(), FakeServer(answer=says(BEGUN, STALL))
         async with running_upstreams(server, clock=loop.time) as bench:
             began_s = loop.time()
             assert (await bench.chat()).status == 503
@@ -247,10 +202,9 @@ def test_the_text_of_a_refusal_is_waited_for_one_second() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None:
     stopped, sound = FakeServer(), FakeServer()
-    sound.waiting = 1  # no other request is sent there
     settings = {"upstream_health_timeout_s": 0.3, "upstream_keep_alive_s": WAIT_S}
     async with running_upstreams(stopped, sound, **settings) as bench:
-        await bench.until(lambda: bench.lb.fleet.servers[sound.url].report.pending == 1)
+        await bench.fill(sound)  # no other request is sent there
         assert (await bench.chat()).status == 200
         stopped.frozen = True
         asked = [asyncio.ensure_future(bench.chat(stream=stream)) for _ in range(3)]
@@ -271,17 +225,10 @@ async def test_a_stopped_server_does_not_keep_its_requests(stream: bool) -> None
 
 
 async def test_who_only_says_it_is_not_well_keeps_its_requests() -> None:
-    ill, other = FakeServer(), FakeServer()
     go = asyncio.Event()
-
-    async def later(asked: Asked, wire: Wire) -> None:
-        await go.wait()
-        await generate(asked, wire)
-
-    ill.answer = later
-    other.waiting = 1
+    ill, other = FakeServer(answer=after(go)), FakeServer()
     async with running_upstreams(ill, other) as bench:
-        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        await bench.fill(other)
         asked = asyncio.ensure_future(bench.chat())
         await spin(lambda: ill.open == 1)
         other.waiting = 0
@@ -296,8 +243,7 @@ async def test_who_only_says_it_is_not_well_keeps_its_requests() -> None:
 
 
 async def test_a_broken_stream_ends_with_one_error_and_repeats_nothing() -> None:
-    server, other = FakeServer(), FakeServer()
-    server.answer = other.answer = broken_stream
+    server, other = FakeServer(answer=CUT), FakeServer(answer=CUT)
     async with running_upstreams(server, other) as bench:
         reply = await bench.chat(stream=True)
         assert reply.status == 200
@@ -320,8 +266,7 @@ async def test_a_broken_stream_ends_with_one_error_and_repeats_nothing() -> None
     ],
 )
 async def test_errors_in_streams_are_in_the_words_of_their_route(path: str, kind: str, message) -> None:
-    server = FakeServer()
-    server.answer = broken_stream
+    server = FakeServer(answer=CUT)
     async with running_upstreams(server) as bench:
         reply = await bench.post(path, {"model": MODEL, "stream": True})
         first, last, end = reply.body.split(b"\n\n")
@@ -344,31 +289,16 @@ async def test_errors_in_streams_are_in_the_words_of_their_route(path: str, kind
     ],
 )
 async def test_other_ends_of_streams(last: bytes, whole: bool) -> None:
-    server = FakeServer()
-
-    async def answer(asked: Asked, wire: Wire) -> None:
-        await wire.begin()
-        await wire.chunk(b"data: 1\n\n" + last)
-        wire.drop()
-
-    server.answer = answer
+    server = FakeServer(answer=streams(b"data: 1\n\n" + last, DROP))
     async with running_upstreams(server) as bench:
         body = (await bench.post("/v1/messages", {"model": MODEL, "stream": True})).body
         assert (b"event: error" not in body) is whole
 
 
 async def test_a_server_that_is_killed_in_mid_stream() -> None:
-    server, other = FakeServer(), FakeServer()
-
-    async def forever(asked: Asked, wire: Wire) -> None:
-        await wire.begin()
-        await wire.chunk(b"data: 1\n\n")
-        await asyncio.Event().wait()
-
-    server.answer = forever
-    other.waiting = 1
+    server, other = FakeServer(answer=streams(b"data: 1\n\n", STALL)), FakeServer()
     async with running_upstreams(server, other) as bench:
-        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        await bench.fill(other)
         async with contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Connection(bench.http)) for _ in range(3)]
             for client in clients:
@@ -390,27 +320,13 @@ async def test_a_server_that_is_killed_in_mid_stream() -> None:
 
 
 async def test_a_stream_that_had_said_all_may_end_as_it_likes() -> None:
-    server = FakeServer()
-
-    async def careless(asked: Asked, wire: Wire) -> None:
-        await wire.begin()
-        await wire.chunk(b"data: 1\n\n" + DONE)
-        wire.drop()
-
-    server.answer = careless
+    server = FakeServer(answer=streams(b"data: 1\n\n" + DONE, DROP))
     async with running_upstreams(server) as bench:
         assert (await bench.chat(stream=True)).events == ["1", "[DONE]"]
 
 
 async def test_a_stream_that_stops_coming() -> None:
-    server = FakeServer()
-
-    async def stalls(asked: Asked, wire: Wire) -> None:
-        await wire.begin()
-        await wire.chunk(b"data: 1\n\n")
-        await asyncio.Event().wait()
-
-    server.answer = stalls
+    server = FakeServer(answer=streams(b"data: 1\n\n", STALL))
     async with running_upstreams(server, upstream_stall_s=1.0) as bench:
         reply = await bench.chat(stream=True)
         assert "stopped coming" in reply.events[1]
@@ -418,15 +334,9 @@ async def test_a_stream_that_stops_coming() -> None:
 
 
 async def test_a_stream_that_does_not_begin_goes_elsewhere() -> None:
-    slow, other = FakeServer(), FakeServer()
-
-    async def never(asked: Asked, wire: Wire) -> None:
-        await asyncio.Event().wait()
-
-    slow.answer = never
-    other.waiting = 1
+    slow, other = FakeServer(answer=never), FakeServer()
     async with running_upstreams(slow, other, upstream_first_byte_s=1.0) as bench:
-        await bench.until(lambda: bench.lb.fleet.servers[other.url].report.pending == 1)
+        await bench.fill(other)
         asked = asyncio.ensure_future(bench.chat(stream=True))
         await spin(lambda: slow.open == 1)
         other.waiting = 0
@@ -436,15 +346,7 @@ async def test_a_stream_that_does_not_begin_goes_elsewhere() -> None:
 
 
 async def test_a_long_whole_answer_that_breaks_off_ends_the_connection() -> None:
-    server = FakeServer()
-
-    async def half(asked: Asked, wire: Wire) -> None:
-        await wire.begin(kind="application/json")
-        for _ in range(10):
-            await wire.chunk(b"x" * 100_000)
-        wire.drop()
-
-    server.answer = half
+    server = FakeServer(answer=streams(*[b"x" * 100_000] * 10, DROP, kind="application/json"))
     async with running_upstreams(server) as bench:
         async with Connection(bench.http) as connection:
             connection.send("POST", "/v1/completions", json.dumps({"model": MODEL}).encode())
@@ -461,15 +363,7 @@ async def _all_chunks(connection: Connection) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_has_a_deadline(stream: bool) -> None:
-    server = FakeServer()
-
-    async def forever(asked: Asked, wire: Wire) -> None:
-        if asked.json["stream"]:
-            await wire.begin()
-            await wire.chunk(b"data: 1\n\n")
-        await asyncio.Event().wait()
-
-    server.answer = forever
+    server = FakeServer(answer=streams(b"data: 1\n\n", STALL) if stream else never)
     async with running_upstreams(server, request_timeout_s=1.5) as bench:
         reply = await bench.chat(stream=stream)
         if stream:
@@ -504,8 +398,7 @@ async def test_a_request_has_a_deadline(stream: bool) -> None:
     ],
 )
 async def test_what_is_no_answer_is_a_bad_gateway(raw: bytes) -> None:
-    server = FakeServer()
-    server.answer = saying(raw)
+    server = FakeServer(answer=says(raw))
     async with running_upstreams(server) as bench:
         reply = await bench.chat()
         assert reply.status == 502
@@ -518,13 +411,13 @@ async def test_what_is_no_answer_is_a_bad_gateway(raw: bytes) -> None:
 async def test_trailers_of_an_answer_do_not_become_fields(trailers: bytes) -> None:
     server = FakeServer()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
-    server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + trailers.rstrip() + b"\r\n\r\n")
+    server.answer = says(head + b"2\r\n{}\r\n0\r\n" + trailers.rstrip() + b"\r\n\r\n")
     async with running_upstreams(server) as bench:
         for _ in range(2):
             reply = await bench.chat()
             assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"{}", "text/plain")
             assert reply.headers.keys().isdisjoint({"set-cookie", "x"})
-        server.answer = saying(head + b"2\r\n{}\r\n0\r\n" + (b"x: " + b"y" * 1000 + b"\r\n") * 100 + b"\r\n")
+        server.answer = says(head + b"2\r\n{}\r\n0\r\n" + (b"x: " + b"y" * 1000 + b"\r\n") * 100 + b"\r\n")
         assert (await bench.chat()).status == 502
         await bench.idle()
 
@@ -532,7 +425,7 @@ async def test_trailers_of_an_answer_do_not_become_fields(trailers: bytes) -> No
 async def test_what_follows_an_answer_is_not_taken_for_the_next_one() -> None:
     server = FakeServer()
     whole = b"HTTP/1.1 200 OK\r\ncontent-type: a\r\ncontent-length: 2\r\n\r\n{}"
-    server.answer = saying(whole + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+    server.answer = says(whole + b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
     async with running_upstreams(server) as bench:
         for _ in range(3):
             assert (await bench.chat()).body == b"{}"
@@ -544,8 +437,7 @@ async def test_what_follows_an_answer_is_not_taken_for_the_next_one() -> None:
 
 
 async def test_who_fails_is_left_out_and_tried_again() -> None:
-    wrong, sound = FakeServer(), FakeServer()
-    wrong.answer = refusing(500)
+    wrong, sound = FakeServer(answer=answers(status=500)), FakeServer()
     async with running_upstreams(wrong, sound, routing="round_robin") as bench:
         statuses = [(await bench.chat()).status for _ in range(40)]
         failures = statuses.count(500)
@@ -560,16 +452,7 @@ async def test_who_fails_is_left_out_and_tried_again() -> None:
 
 
 async def test_a_client_whose_requests_break_servers_stops_no_others() -> None:
-    servers = [FakeServer() for _ in range(3)]
-
-    async def poisoned(asked: Asked, wire: Wire) -> None:
-        if "poison" in asked.json:
-            await wire.whole(b"{}", 500)
-        else:
-            await generate(asked, wire)
-
-    for server in servers:
-        server.answer = poisoned
+    servers = [FakeServer(answer=unless_poisoned(answers(status=500))) for _ in range(3)]
     async with running_upstreams(*servers, routing="round_robin") as bench:
         for _ in range(60):
             assert (await bench.chat(poison=1)).status == 500
@@ -644,8 +527,7 @@ async def test_a_server_that_comes_back_full_is_waited_for() -> None:
 async def test_who_waits_when_the_last_server_goes_is_told() -> None:
     server = FakeServer()
     async with running_upstreams(server, placement_wait_s=0.2) as bench:
-        server.waiting = 5
-        await bench.until(lambda: bench.lb.fleet.servers[server.url].report.pending == 5)
+        await bench.fill(server, 5)
         waits = [asyncio.ensure_future(bench.chat()) for _ in range(3)]
         await spin(lambda: bench.gauge("queue_requests") == 3)
         await server.stop()

@@ -9,8 +9,9 @@ import pytest
 
 from pinyon.routing.target import Report
 from tests.integration.lb_harness import Connection, spin
-from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire
-from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.integration.regions_harness import peer_of
+from tests.integration.upstream_parts import DONE, MODEL, FakeServer, answers, streams
+from tests.integration.upstream_regions_parts import STREAM, running_upstream_regions
 
 
 async def test_a_request_without_room_goes_unchanged_to_another_region():
@@ -20,10 +21,7 @@ async def test_a_request_without_room_goes_unchanged_to_another_region():
         assert regions.asked() == {"us": 1, "eu": 0}
         await regions.full("us")
 
-        async def odd(asked: Asked, wire: Wire) -> None:
-            await wire.whole(b'{"odd":  [1,2 ]}', 201, "x-odd: yes\r\nx-ratelimit-limit-requests: 7\r\n")
-
-        eu.servers[0].answer = odd
+        eu.servers[0].answer = answers(b'{"odd":  [1,2 ]}', 201, "x-odd: yes\r\nx-ratelimit-limit-requests: 7\r\n")
         body = b'{ "unknown":{"deep":[1, 2.50,null]},\n"model": "model-a", "messages":[], "temperature":1e-3 }'
         headers = {"authorization": "Bearer mine", "x-request-id": "abc", "x-mine": "ä", "te": "trailers",
                    "content-type": "application/json; charset=utf-8", "x-pinyon-session": "one",
@@ -53,16 +51,8 @@ async def test_a_stream_crosses_as_it_comes_byte_by_byte():
         await regions.full("us")
         go = asyncio.Event()
 
-        async def slow(asked: Asked, wire: Wire) -> None:
-            await wire.begin("x-odd: no\r\n")
-            await wire.chunk(b"data: one\n\n")
-            await go.wait()
-            await wire.chunk(b"data: tw")
-            await wire.chunk(b"o\n\n: a comment\r\n\r\ndata: three\n\n")
-            await wire.chunk(DONE)
-            await wire.end()
-
-        regions["eu"].servers[0].answer = slow
+        rest_of_it = (b"data: tw", b"o\n\n: a comment\r\n\r\ndata: three\n\n", DONE)
+        regions["eu"].servers[0].answer = streams(b"data: one\n\n", go, *rest_of_it, fields="x-odd: no\r\n")
         async with Connection(regions["us"].http) as connection:
             for _ in range(2):
                 connection.send("POST", "/v1/chat/completions", STREAM)
@@ -89,10 +79,7 @@ async def test_bodies_of_any_size_both_ways(size: int, delay_ms: int):
         await regions.full("us")
         back = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
 
-        async def echo(asked: Asked, wire: Wire) -> None:
-            await wire.whole(back, kind="application/octet-stream")
-
-        regions["eu"].servers[0].answer = echo
+        regions["eu"].servers[0].answer = answers(back, kind="application/octet-stream")
         body = json.dumps({"model": MODEL, "prompt": "ab" * (size // 2)}).encode()
         reply = await regions["us"].post("/v1/completions", body)
         assert reply.status == 200

@@ -8,8 +8,9 @@ import json
 from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.routing.geography import parse_geography
 from tests.integration.lb_harness import spin
-from tests.integration.upstream_parts import MODEL, Asked, Wire, generate
-from tests.integration.upstream_regions_parts import peer_of, running_upstream_regions
+from tests.integration.regions_harness import peer_of
+from tests.integration.upstream_parts import DROP, MODEL, after, says
+from tests.integration.upstream_regions_parts import running_upstream_regions
 from tests.on_compiled import REPLACES_METHODS
 
 
@@ -42,11 +43,7 @@ async def test_a_request_refused_elsewhere_is_put_back_and_served_home():
         us, eu = regions["us"], regions["eu"]
         go = asyncio.Event()
 
-        async def held(asked: Asked, wire: Wire) -> None:
-            await go.wait()
-            await generate(asked, wire)
-
-        eu.servers[0].answer = held
+        eu.servers[0].answer = after(go)
         blocking = asyncio.ensure_future(eu.chat())
         await spin(lambda: eu.servers[0].open == 1)
         await regions.full("us")
@@ -65,11 +62,8 @@ async def test_attempts_do_not_multiply_over_regions():
     async with running_upstream_regions("us", "eu", attempts=3) as regions:
         us, eu = regions["us"], regions["eu"]
 
-        async def poison(asked, wire):
-            wire.drop()
-
         for bench in (us, eu):
-            bench.servers[0].answer = poison
+            bench.servers[0].answer = says(DROP)
         assert (await us.chat()).status == 502
         assert sum(us.asked) + sum(eu.asked) <= 3
 

@@ -7,24 +7,20 @@ import json
 
 from pinyon.frontdoor.upstreams.forwarding import Forwarding
 from tests.integration.lb_harness import WAIT_S, Connection, spin
-from tests.integration.upstream_parts import DONE, Asked, Wire, generate
-from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.integration.regions_harness import peer_of
+from tests.integration.upstream_parts import DONE, DROP, STALL, answers, generate, never, streams
+from tests.integration.upstream_regions_parts import STREAM, running_upstream_regions
 from tests.on_compiled import REPLACES_METHODS
 
 
 async def test_a_client_that_leaves_is_gone_on_every_hop():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
-        server, began = regions["eu"].servers[0], asyncio.Event()
-
-        async def forever(asked: Asked, wire: Wire) -> None:
-            began.set()
-            await asyncio.Event().wait()
-
-        server.answer = forever
+        server = regions["eu"].servers[0]
+        server.answer = never
         async with Connection(regions["us"].http) as connection:
             connection.send("POST", "/v1/chat/completions", STREAM)
-            await began.wait()
+            await spin(lambda: server.open == 1)
             connection.drop()
             await spin(lambda: server.left == 1)
         await regions.idle()
@@ -40,10 +36,7 @@ async def test_a_deadline_crosses_regions(monkeypatch):
         us.lb.serving.forwarding.request_s = 3.0
         server = eu.servers[0]
 
-        async def forever(asked: Asked, wire: Wire) -> None:
-            await asyncio.Event().wait()
-
-        server.answer = forever
+        server.answer = never
         heads = []
         serve = Forwarding.serve_forwarded
 
@@ -67,15 +60,9 @@ async def test_a_region_that_dies_before_the_first_byte_is_replaced():
         await regions.full("us")
         await regions.full("ap")
         await regions.knows("us", "ap", room=False)
-        began = asyncio.Event()
-
-        async def forever(asked: Asked, wire: Wire) -> None:
-            began.set()
-            await asyncio.Event().wait()
-
-        eu.servers[0].answer = forever
+        eu.servers[0].answer = never
         asking = asyncio.ensure_future(us.chat())
-        await began.wait()
+        await spin(lambda: eu.servers[0].open == 1)
         await regions.full("ap", full=False)
         await regions.knows("us", "ap", room=True)
         await eu.lb.grpc.drain(0)
@@ -89,12 +76,7 @@ async def test_a_region_that_dies_in_mid_stream_is_an_error_event():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
 
-        async def half(asked: Asked, wire: Wire) -> None:
-            await wire.begin()
-            await wire.chunk(b'data: {"n":1}\n\n')
-            await asyncio.Event().wait()
-
-        regions["eu"].servers[0].answer = half
+        regions["eu"].servers[0].answer = streams(b'data: {"n":1}\n\n', STALL)
         async with Connection(regions["us"].http) as connection:
             connection.send("POST", "/v1/chat/completions", STREAM)
             assert (await connection.head())[0] == 200
@@ -115,12 +97,7 @@ async def test_a_broken_stream_of_another_region_is_one_error_event():
     async with running_upstream_regions("us", "eu") as regions:
         await regions.full("us")
 
-        async def broken(asked: Asked, wire: Wire) -> None:
-            await wire.begin()
-            await wire.chunk(b'data: {"n":1}\n\ndata: {"n":')
-            wire.drop()
-
-        regions["eu"].servers[0].answer = broken
+        regions["eu"].servers[0].answer = streams(b'data: {"n":1}\n\ndata: {"n":', DROP)
         reply = await regions["us"].post("/v1/chat/completions", STREAM)
         assert reply.body.startswith(b'data: {"n":1}\n\ndata: {"error"')
         assert reply.body.count(b"bad_gateway") == 1
@@ -132,10 +109,8 @@ async def test_a_refusal_is_retried_elsewhere_and_then_passed_on():
     async with running_upstream_regions("us", "eu", "ap", attempts=2) as regions:
         await regions.full("us")
 
-        async def busy(asked: Asked, wire: Wire) -> None:
-            await wire.whole(b'{"error":"busy"}', 429, "retry-after: 7\r\n")
-
-        regions["eu"].servers[0].answer = regions["ap"].servers[0].answer = busy
+        for name in ("eu", "ap"):
+            regions[name].servers[0].answer = answers(b'{"error":"busy"}', 429, "retry-after: 7\r\n")
         reply = await regions["us"].chat()
         assert (reply.status, reply.body) == (429, b'{"error":"busy"}')
         assert reply.headers["retry-after"] == "7"
@@ -149,14 +124,7 @@ async def test_a_region_that_ends_in_good_order_ends_what_it_has():
         await regions.full("us")
         go = asyncio.Event()
 
-        async def slow(asked: Asked, wire: Wire) -> None:
-            await wire.begin()
-            await wire.chunk(b"data: one\n\n")
-            await go.wait()
-            await wire.chunk(b"data: two\n\n" + DONE)
-            await wire.end()
-
-        eu.servers[0].answer = slow
+        eu.servers[0].answer = streams(b"data: one\n\n", go, b"data: two\n\n" + DONE)
         async with Connection(us.http) as connection:
             connection.send("POST", "/v1/chat/completions", STREAM)
             assert (await connection.head())[0] == 200
@@ -181,10 +149,7 @@ async def test_requests_of_a_dying_region_go_before_later_ones():
         us, eu = regions["us"], regions["eu"]
         await regions.full("us")
 
-        async def forever(asked, wire):
-            await asyncio.Event().wait()
-
-        eu.servers[0].answer = forever
+        eu.servers[0].answer = never
         victims = [asyncio.ensure_future(us.chat(text="victim")) for _ in range(3)]
         await spin(lambda: eu.servers[0].open == 3)
         await regions.full("eu")

@@ -34,7 +34,7 @@ async def test_who_takes_nothing_makes_the_server_wait():
                 size += sum(len(piece.data) for piece in (await caller.call.read()).raw_pieces)
         assert size < 3 * HIGH_BYTES
         (session,) = regions["us"].lb.serving.sessions
-        assert len(session._outgoing) == 0
+        assert not session._outgoing.messages
         news, taken = size, 0
         while size < 4500 * 8200 + len(DONE):
             if news:

@@ -16,9 +16,10 @@ from pinyon.runtime.identity import peer_name
 from pinyon.runtime.security import Security
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import running_lb, spin
+from tests.integration.regions_harness import peer_of
 from tests.integration.upstream_caller import Caller
 from tests.integration.upstream_parts import FakeServer, running_upstreams
-from tests.integration.upstream_regions_parts import STREAM, peer_of, running_upstream_regions
+from tests.integration.upstream_regions_parts import STREAM, running_upstream_regions
 from tests.tls_files import TestAuthority
 
 

@@ -14,7 +14,7 @@ from pinyon.federation.members import LbState
 from pinyon.frontdoor.upstreams.url import UpstreamKeys
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import spin
-from tests.integration.upstream_parts import MODEL, Asked, FakeServer, Wire, generate
+from tests.integration.upstream_parts import MODEL, FakeServer, after
 from tests.integration.upstream_regions_parts import running_upstream_regions
 
 
@@ -116,11 +116,7 @@ async def test_what_runs_on_servers_that_are_given_back_runs_on():
         await regions.full("eu")
         go = asyncio.Event()
 
-        async def held(asked: Asked, wire: Wire) -> None:
-            await go.wait()
-            await generate(asked, wire)
-
-        us.servers[0].answer = held
+        us.servers[0].answer = after(go)
         running = asyncio.ensure_future(eu.chat())
         await spin(lambda: us.servers[0].open == 1)
         fleet = eu.lb.clusters.targets("us/us")

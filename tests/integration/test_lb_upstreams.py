@@ -11,23 +11,29 @@ import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.frontdoor.answer import HIGH_BYTES
+from pinyon.routing.server_load import SERVER_KINDS, ServerKind
 from tests.integration.lb_harness import WAIT_S, Connection, spin
-from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire, running_upstreams
+from tests.integration.upstream_parts import (
+    DONE,
+    MODEL,
+    STALL,
+    Asked,
+    FakeServer,
+    Wire,
+    after,
+    answers,
+    never,
+    running_upstreams,
+    says,
+    streams,
+)
 
 # ---------------------------------------------------------------- requests are forwarded unchanged
 
 
 async def test_a_request_and_its_answer_are_passed_on_unchanged() -> None:
-    server = FakeServer()
-
-    async def odd(asked: Asked, wire: Wire) -> None:
-        await wire.whole(
-            b'{"odd":  [1,2 ]}',
-            201,
-            "x-odd: yes\r\nx-request-id: theirs\r\nserver: uvicorn\r\nkeep-alive: timeout=9\r\n",
-        )
-
-    server.answer = odd
+    fields = "x-odd: yes\r\nx-request-id: theirs\r\nserver: uvicorn\r\nkeep-alive: timeout=9\r\n"
+    server = FakeServer(answer=answers(b'{"odd":  [1,2 ]}', 201, fields))
     async with running_upstreams(server) as bench:
         body = b'{ "unknown":{"deep":[1, 2.50,null]},\n"model": "model-a", "messages":[], "temperature":1e-3 }'
         headers = {
@@ -97,10 +103,7 @@ async def test_whatever_is_posted_below_v1_goes_on(path: str, body: dict) -> Non
 async def test_a_form_goes_to_the_model_that_it_names() -> None:
     one, two = FakeServer(), FakeServer(models=("other",))
 
-    async def heard(asked: Asked, wire: Wire) -> None:
-        await wire.whole(b'{"text":"a jay"}')
-
-    one.answer = two.answer = heard
+    one.answer = two.answer = answers(b'{"text":"a jay"}')
     async with running_upstreams(one, two) as bench:
         form = (
             b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
@@ -178,18 +181,9 @@ async def test_large_bodies_are_read_beside_the_loop() -> None:
 
 
 async def test_a_stream_is_passed_on_as_it_comes() -> None:
-    server, go = FakeServer(), asyncio.Event()
-
-    async def slow(asked: Asked, wire: Wire) -> None:
-        await wire.begin("x-trailing: no\r\n")
-        await wire.chunk(b"data: one\n\n")
-        await go.wait()
-        await wire.chunk(b"data: tw")
-        await wire.chunk(b"o\n\n: a comment\r\n\r\ndata: three\n\n")
-        await wire.chunk(DONE)
-        await wire.raw(b"0\r\nx-late: trailer\r\n\r\n")
-
-    server.answer = slow
+    go = asyncio.Event()
+    said = (b"data: one\n\n", go, b"data: tw", b"o\n\n: a comment\r\n\r\ndata: three\n\n", DONE)
+    server = FakeServer(answer=streams(*said, fields="x-trailing: no\r\n", trailers=b"x-late: trailer\r\n"))
     async with running_upstreams(server) as bench, Connection(bench.http) as connection:
         body = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()
         connection.send("POST", "/v1/chat/completions", body)
@@ -212,21 +206,18 @@ async def test_a_stream_is_passed_on_as_it_comes() -> None:
 @pytest.mark.parametrize("how", ["length", "chunked", "close"])
 async def test_whole_answers_of_any_size(size: int, how: str) -> None:
     server, body = FakeServer(), bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    kind = "application/octet-stream"
 
-    async def answer(asked: Asked, wire: Wire) -> None:
-        kind = "application/octet-stream"
-        if how == "length":
-            await wire.whole(body, kind=kind)
-        elif how == "chunked":
-            await wire.begin(kind=kind)
-            for start in range(0, size, 70_000):
-                await wire.chunk(body[start : start + 70_000])
-            await wire.end()
-        else:
-            await wire.raw(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode() + body)
-            raise ConnectionResetError  # the fake server closes without an error
+    async def until_it_closes(asked: Asked, wire: Wire) -> None:
+        await wire.raw(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode() + body)
+        raise ConnectionResetError  # the fake server closes without an error
 
-    server.answer = answer
+    chunks = [body[start : start + 70_000] for start in range(0, size, 70_000)]
+    server.answer = {
+        "length": answers(body, kind=kind),
+        "chunked": streams(*chunks, kind=kind),
+        "close": until_it_closes,
+    }[how]
     async with running_upstreams(server) as bench:
         for _ in range(2):
             reply = await bench.chat()
@@ -237,14 +228,8 @@ async def test_whole_answers_of_any_size(size: int, how: str) -> None:
 
 
 async def test_answers_without_a_body_and_with_interim_ones() -> None:
-    server = FakeServer()
-
-    async def nothing(asked: Asked, wire: Wire) -> None:
-        await wire.raw(
-            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 204 None\r\n\r\n"
-        )
-
-    server.answer = nothing
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    server = FakeServer(answer=says(interim + b"HTTP/1.1 204 None\r\n\r\n"))
     async with running_upstreams(server) as bench, Connection(bench.http) as connection:
         connection.send("POST", "/v1/x", json.dumps({"model": MODEL}).encode())
         status, headers = await connection.head()
@@ -256,16 +241,11 @@ async def test_answers_without_a_body_and_with_interim_ones() -> None:
 
 async def test_errors_of_servers_are_passed_on() -> None:
     server = FakeServer()
-
-    async def wrong(asked: Asked, wire: Wire) -> None:
-        await wire.whole(b'{"error":{"message":"too long"}}', int(asked.json["status"]))
-
-    server.answer = wrong
     async with running_upstreams(server, FakeServer(models=("other",))) as bench:
         for status in (400, 404, 422, 500, 501):
-            reply = await bench.chat(status=status)
-            assert reply.status == status
-            assert reply.body == b'{"error":{"message":"too long"}}'
+            server.answer = answers(b'{"error":{"message":"too long"}}', status)
+            reply = await bench.chat()
+            assert (reply.status, reply.body) == (status, b'{"error":{"message":"too long"}}')
         assert bench.asked[0] == 5
 
 
@@ -314,13 +294,7 @@ async def test_a_slow_client_is_awaited_with_bounded_memory() -> None:
 async def test_a_client_that_leaves_ends_its_request_at_the_server(stream: bool) -> None:
     server = FakeServer()
 
-    async def forever(asked: Asked, wire: Wire) -> None:
-        if stream:
-            await wire.begin()
-            await wire.chunk(b"data: x\n\n")
-        await asyncio.Event().wait()
-
-    server.answer = forever
+    server.answer = streams(b"data: x\n\n", STALL) if stream else never
     async with running_upstreams(server) as bench:
         async with Connection(bench.http) as connection:
             body = json.dumps({"model": MODEL, "stream": stream, "messages": []}).encode()
@@ -399,8 +373,7 @@ async def test_models_come_and_go() -> None:
 async def test_who_waits_for_a_model_that_goes_is_told() -> None:
     server = FakeServer(models=("a", "b"))
     async with running_upstreams(server) as bench:
-        server.waiting = 1
-        await bench.until(lambda: bench.lb.fleet.servers[server.url].report.pending == 1)
+        await bench.fill(server)
         waits = asyncio.ensure_future(bench.chat(model="b"))
         await spin(lambda: bench.gauge("queue_requests") == 1)
         known = bench.lb.fleet.servers[server.url]
@@ -467,14 +440,12 @@ async def test_sessions_stay_where_they_are_by_their_header() -> None:
 async def test_nothing_is_pushed_to_a_server_where_requests_wait() -> None:
     busy, idle = FakeServer(), FakeServer()
     async with running_upstreams(busy, idle) as bench:
-        busy.waiting = 1
-        await bench.until(lambda: bench.lb.fleet.servers[busy.url].report.pending == 1)
+        await bench.fill(busy)
         for _ in range(6):
             assert (await bench.chat()).status == 200
         assert bench.asked == [0, 6]
         # All servers have waiting requests, so requests wait here, and go on in order of arrival.
-        idle.waiting = 1
-        await bench.until(lambda: bench.lb.fleet.servers[idle.url].report.pending == 1)
+        await bench.fill(idle)
         tasks = []
         for number in range(3):
             tasks.append(asyncio.ensure_future(bench.chat(number=number)))
@@ -487,13 +458,8 @@ async def test_nothing_is_pushed_to_a_server_where_requests_wait() -> None:
 
 
 async def test_a_burst_does_not_overshoot_between_two_reports() -> None:
-    server, go = FakeServer(), asyncio.Event()
-
-    async def held(asked: Asked, wire: Wire) -> None:
-        await go.wait()
-        await wire.whole(b"{}")
-
-    server.answer = held
+    go = asyncio.Event()
+    server = FakeServer(answer=after(go, answers()))
     async with running_upstreams(server, upstream_capacity=3, upstream_probe_s=1.0) as bench:
         tasks = [asyncio.ensure_future(bench.chat()) for _ in range(10)]
         await spin(lambda: bench.gauge("queue_requests") == 7)
@@ -508,12 +474,8 @@ async def test_a_burst_does_not_overshoot_between_two_reports() -> None:
 async def test_servers_without_metrics_are_counted_by_what_they_have(capacity: int, sharers: int) -> None:
     servers, go = [FakeServer(metrics=False), FakeServer(metrics=False)], asyncio.Event()
 
-    async def held(asked: Asked, wire: Wire) -> None:
-        await go.wait()
-        await wire.whole(b"{}")
-
     for server in servers:
-        server.answer = held
+        server.answer = after(go, answers())
     async with running_upstreams(*servers, upstream_capacity=capacity, upstream_sharers=sharers) as bench:
         tasks = [asyncio.ensure_future(bench.chat()) for _ in range(6)]
         await spin(lambda: bench.gauge("queue_requests") == 2 and sum(bench.asked) == 4)
@@ -532,6 +494,18 @@ async def test_room_at_a_server_is_shared_with_other_load_balancers() -> None:
         assert [server.room_for for server in known] == [20, 5]
     async with running_upstreams(silent, upstream_sharers=3) as bench:
         assert bench.lb.fleet.servers[silent.url].room_for == 11  # of the 32 that are assumed
+
+
+@pytest.mark.parametrize("kind", [each for each in SERVER_KINDS if each.paths], ids=lambda kind: kind.name)
+async def test_a_capacity_is_found_at_any_path_that_tells_it(kind: ServerKind) -> None:
+    server = FakeServer()
+    server.kind, told = kind, 48  # its JSON, from the inside
+    for step in reversed(kind.members[-1]):
+        told = [told] if step == 0 else {step: told}
+    server.told = {path.decode(): b'{"other": 1}' for path in kind.paths[:-1]}
+    server.told[kind.paths[-1].decode()] = json.dumps(told).encode()
+    async with running_upstreams(server) as bench:
+        await bench.until(lambda: bench.lb.fleet.servers[server.url].told_capacity == 48)
 
 
 async def test_routing_and_pushing_change_while_it_runs() -> None:
@@ -577,13 +551,8 @@ async def test_keys_rates_and_usage(tmp_path) -> None:
 
 
 async def test_a_full_queue_refuses() -> None:
-    server, go = FakeServer(), asyncio.Event()
-
-    async def held(asked: Asked, wire: Wire) -> None:
-        await go.wait()
-        await wire.whole(b"{}")
-
-    server.answer = held
+    go = asyncio.Event()
+    server = FakeServer(answer=after(go, answers()))
     async with running_upstreams(server, upstream_capacity=1, queue_limit=1, in_flight_limit=1) as bench:
         tasks = [asyncio.ensure_future(bench.chat()) for _ in range(2)]
         await spin(lambda: bench.gauge("queue_requests") == 1)
@@ -595,16 +564,8 @@ async def test_a_full_queue_refuses() -> None:
 
 
 async def test_draining_lets_what_runs_finish() -> None:
-    server, go = FakeServer(), asyncio.Event()
-
-    async def held(asked: Asked, wire: Wire) -> None:
-        await wire.begin()
-        await wire.chunk(b"data: 1\n\n")
-        await go.wait()
-        await wire.chunk(DONE)
-        await wire.end()
-
-    server.answer = held
+    go = asyncio.Event()
+    server = FakeServer(answer=streams(b"data: 1\n\n", go, DONE))
     async with running_upstreams(server) as bench:
         running = asyncio.ensure_future(bench.chat(stream=True))
         await spin(lambda: server.open == 1)
@@ -616,12 +577,8 @@ async def test_draining_lets_what_runs_finish() -> None:
 
 
 async def test_cors_and_the_pages() -> None:
-    server = FakeServer()
-
-    async def with_cors(asked: Asked, wire: Wire) -> None:
-        await wire.whole(b"{}", fields="access-control-allow-origin: *\r\nx-ratelimit-limit-requests: 7\r\n")
-
-    server.answer = with_cors
+    fields = "access-control-allow-origin: *\r\nx-ratelimit-limit-requests: 7\r\n"
+    server = FakeServer(answer=answers(fields=fields))
     async with running_upstreams(server, cors_origins="https://a.example") as bench:
         reply = await bench.chat(headers={"origin": "https://a.example"})
         assert reply.headers["access-control-allow-origin"] == "https://a.example"

@@ -80,8 +80,7 @@ async def test_requests_are_in_order_of_their_coming(tmp_path: Path) -> None:
     """Load balancers report requests when they end, but the trace has them in order of arrival."""
     out = tmp_path / "live.jsonl"
     async with running_lb(workers=1) as bench:
-        bench.workers[0].go.clear()
-        bench.workers[0].hold_after = 1
+        bench.workers[0].hold(1)
         task = await recording(bench, out, "--requests", "2")
         late = asyncio.ensure_future(bench.complete("heron", max_tokens=2))
         await bench.workers[0].until(lambda: len(bench.workers[0].open) == 1)

@@ -31,10 +31,9 @@ from pinyon.transfer import (
     Transports,
 )
 from pinyon.transfer.links import handshake
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
-from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 1 << 20
 GENEROUS_S = 60.0
@@ -82,7 +81,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shm": {"transports": ("shm",)},
     "tcp": {"transports": ("tcp",)},
     "tcp-unchecked": {"transports": Transports(("tcp",), checksum="off"), "secret": b"cluster secret"},
-    "nixl": {"transports": Transports(("tcp",), nixl="prefer")},
 }
 
 
@@ -91,8 +89,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     arguments = VARIANTS[request.param]
     if request.param == "shm" and (reason := shm_available()) is not None:
         pytest.skip(reason)
-    with fake_nixl():  # tests/nixl has the real one
-        yield from pairs(arguments, same_process=request.param == "local")
+    yield from pairs(arguments, same_process=request.param == "local")
 
 
 def pairs(arguments: dict[str, Any], *, same_process: bool) -> Iterator[Pair]:

@@ -44,7 +44,7 @@ class HungSource:
             await asyncio.Event().wait()
         finally:
             self.ended.set()
-        return ReadResult([], worked=None)
+        return ReadResult(0, worked=None)
 
 
 class SlowGroup:

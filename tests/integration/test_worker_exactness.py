@@ -322,7 +322,7 @@ async def test_a_prefix_whose_fetch_fails_late_is_computed_correctly(fleet, faul
         async def late(*args, **kwargs):
             result = await reader.read(*args, **kwargs)
             assert result.leading == 6
-            return ReadResult([False] * 6, worked=None)
+            return ReadResult(0, worked=None)
 
         fetcher._source = SimpleNamespace(read=late)
     # Other bytes than the prompt's KV, so that their use would show.

@@ -88,11 +88,7 @@ async def fake_server():
 
     async def start(servicer: FakePrefill) -> str:
         server = GrpcServer("127.0.0.1:0")
-        server.add(
-            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            servicer,
-            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
-        )
+        server.add(servicer, worker_pb2.DESCRIPTOR.services_by_name["WorkerService"])
         servers.append(server)
         return await server.start()
 

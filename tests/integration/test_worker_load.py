@@ -266,19 +266,14 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
     m = await fleet.start("mixed", "m0", max_batch=4, load_interval_s=0.01, listen=listen)
     heard: list[tuple[str, worker_pb2.Load, int]] = []
     lost: list[str] = []
-    sessions = WorkerSessions(
-        1 << 16,
-        on_load=lambda _, *told: heard.append(told),
-        on_load_lost=lambda _, name: lost.append(name),
-        load_interval_s=0.01,
-    )
+    sessions = WorkerSessions(1 << 16, lambda *told: heard.append(told), lost.append)
     try:
-        sessions.watch({m.address: "m0"})
+        sessions.keep({m.address: "m0"}, watch=True)
         await until(lambda: heard)
-        assert (heard[0][0], heard[0][1].room, heard[0][2]) == ("m0", 4, 0)
+        assert (heard[0][0], heard[0][1].room, heard[0][2]) == (m.address, 4, 0)
         assert len(sessions) == 1
         m.engine.hold()
-        stream, message = await sessions.open(m.address, 1024, 0.0, "m0")
+        stream, message = await sessions.open(m.address, "m0", 1024, 0.0)
         filled = ask(m, PROMPT, SHORT)
         filled.stream_id = message.stream_id
         message.CopyFrom(filled)
@@ -295,7 +290,7 @@ async def test_a_load_balancer_hears_of_those_it_watches(fleet):
         before = len(heard)
         await fleet.start("mixed", "m0", max_batch=2, load_interval_s=0.01, listen=listen)
         await until(lambda: len(heard) > before)
-        assert (heard[-1][1].room, heard[-1][1].received, lost) == (2, 0, ["m0"])
+        assert (heard[-1][1].room, heard[-1][1].received, lost) == (2, 0, [m.address])
     finally:
         await sessions.close()
 

@@ -33,6 +33,7 @@ from tests.integration.worker_parts import (
     submission,
     until,
 )
+from tests.worker_integrity import check_admission
 
 GREEDY = SamplingParams(max_tokens=2, ignore_eos=True)
 
@@ -352,7 +353,7 @@ async def test_a_worker_that_stops_in_the_middle_of_a_swap_stops(fleet, monkeypa
     held.release()
     await asyncio.wait_for(stopping, WAIT_S)
     await answer.wait()
-    m.parts.cache.admission.check_integrity()
+    check_admission(m.parts.cache.admission)
     assert m.parts.cache.pool.used == 0
 
 
@@ -374,4 +375,4 @@ async def test_decisions_with_two_tiers_are_replayed_the_same(fleet, tmp_path: P
     assert seen.differences == []
     swaps = sum('"c":"take_swaps"' in line for line in path.read_text().splitlines())
     assert swaps > 3
-    seen.modules["admission"].check_integrity()  # type: ignore[attr-defined]
+    check_admission(seen.modules["admission"])

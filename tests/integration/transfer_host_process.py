@@ -103,9 +103,6 @@ class TransferHost:
         self._handles[handle][0].cancel()
         return {}
 
-    def do_drop_peer(self, boot_id: str) -> dict[str, Any]:
-        return {"dropped": self._engine.drop_peer(bytes.fromhex(boot_id))}
-
     def do_stats(self) -> dict[str, Any]:
         stats = self._engine.stats()
         usable = {state.path: state.usable for _, state in self._engine.paths()}

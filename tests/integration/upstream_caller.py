@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import grpc
 
-from pinyon.api.lb.v1 import peer_pb2, peer_pb2_grpc
-from pinyon.frontdoor.regions.links import PEER_VERSION
+from pinyon.api.lb.v1 import peer_pb2
 from tests.integration.lb_harness import WAIT_S
+from tests.integration.regions_harness import PeerCaller
 from tests.integration.upstream_parts import MODEL
 from tests.integration.upstream_regions_parts import STREAM
 
 
-class Caller:
-    """A caller that speaks the protocol, and may act as no load balancer of ours does."""
-
-    def __init__(self, bench) -> None:
-        self._channel = grpc.aio.insecure_channel(bench.endpoints["grpc"])
-        self.call = peer_pb2_grpc.PeerServiceStub(self._channel).Session()
+class Caller(PeerCaller):
+    kind = peer_pb2.PEER_KIND_UPSTREAM
 
     async def __aenter__(self) -> Caller:
-        kind = peer_pb2.PEER_KIND_UPSTREAM
-        hello = peer_pb2.PeerHello(region="eu", lb_id="x", version=PEER_VERSION, kind=kind)
-        await self.call.write(peer_pb2.SessionRequest(hello=hello))
+        await self.hello()
         assert (await self.call.read()).HasField("welcome")
         return self
-
-    async def __aexit__(self, *_) -> None:
-        self.call.cancel()
-        await self._channel.close()
 
     def request(self, body: bytes = STREAM, *, hops: int = 1, **fields) -> peer_pb2.RawRequest:
         values = {"stream_id": 1, "request_id": "r", "target": b"/v1/chat/completions", "model": MODEL,
@@ -50,9 +39,3 @@ class Caller:
                 assert message is not grpc.aio.EOF
                 pieces += message.raw_pieces
         return pieces
-
-    async def status(self) -> grpc.StatusCode:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self.call.read() is not grpc.aio.EOF:
-                pass
-        return await self.call.code()

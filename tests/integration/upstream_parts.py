@@ -8,11 +8,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from pinyon.core.clock import Clock
+from pinyon.routing.server_load import SERVER_KINDS
 from pinyon.routing.target import Target
 from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.service import ServiceContext
@@ -92,13 +94,80 @@ async def generate(asked: Asked, wire: Wire) -> None:
     await wire.whole(json.dumps({"choices": [{"text": "an answer"}], "usage": usage}).encode())
 
 
+class Then(Enum):
+    """The end of an answer that is not whole: the server drops the connection, or sends nothing more."""
+
+    DROP = 1
+    STALL = 2
+
+
+DROP, STALL = Then
+Step = bytes | asyncio.Event | Then
+"""A part of an answer: bytes to send, an event to wait for, or the end."""
+
+
+def after(go: asyncio.Event, then: Behaviour = generate) -> Behaviour:
+    """Returns the behaviour of a server that waits before it answers."""
+
+    async def answer(asked: Asked, wire: Wire) -> None:
+        await go.wait()
+        await then(asked, wire)
+
+    return answer
+
+
+def answers(body: bytes = b"{}", status: int = 200, fields: str = "", kind: str = "application/json") -> Behaviour:
+    return lambda asked, wire: wire.whole(body, status, fields, kind)
+
+
+def says(*steps: Step) -> Behaviour:
+    """Returns the behaviour of a server that sends bytes as they are."""
+    return lambda asked, wire: _play(wire, wire.raw, steps)
+
+
+def streams(*steps: Step, fields: str = "", kind: str = "text/event-stream", trailers: bytes = b"") -> Behaviour:
+    """Returns the behaviour of a server that sends bytes as the chunks of an answer."""
+
+    async def answer(asked: Asked, wire: Wire) -> None:
+        await wire.begin(fields, kind)
+        await _play(wire, wire.chunk, steps)
+        if not steps or steps[-1] is not DROP:
+            await wire.raw(b"0\r\n%b\r\n" % trailers)
+
+    return answer
+
+
+async def _play(wire: Wire, send: Callable[[bytes], Awaitable[None]], steps: tuple[Step, ...]) -> None:
+    for step in steps:
+        if step is DROP:
+            wire.drop()
+        elif step is STALL:
+            await asyncio.Event().wait()
+        elif isinstance(step, bytes):
+            await send(step)
+        elif isinstance(step, asyncio.Event):
+            await step.wait()
+
+
+never = says(STALL)
+
+
+def unless_poisoned(then: Behaviour) -> Behaviour:
+    """Returns the behaviour of a server that answers as usual, but for poisoned requests."""
+    return lambda asked, wire: (then if "poison" in asked.json else generate)(asked, wire)
+
+
 class FakeServer:
     """An inference server; ``answer`` handles posted requests."""
 
-    def __init__(self, models: tuple[str, ...] = (MODEL,), metrics: bool = True) -> None:
+    def __init__(self, models: tuple[str, ...] = (MODEL,), metrics: bool = True, answer: Behaviour = generate) -> None:
         self.models = models
+        self.kind = SERVER_KINDS[0]
+        """The kind of server whose gauges it shows."""
+        self.told: dict[str, bytes] = {}
+        """Bodies of its answers at further paths."""
         self.metrics = metrics
-        self.answer: Behaviour = generate
+        self.answer = answer
         self.waiting = 0
         """The number of waiting requests that it reports."""
         self.running: int | None = None
@@ -213,10 +282,10 @@ class FakeServer:
             finally:
                 self.asking -= 1
             running = self.open if self.running is None else self.running
-            page = f'vllm:num_requests_running{{a="b"}} {running}\nvllm:num_requests_waiting {self.waiting}\n'
-            await wire.whole(page.encode(), kind="text/plain")
+            page = b'%b{a="b"} %d\n%b %d\n' % (self.kind.running, running, self.kind.pending, self.waiting)
+            await wire.whole(page, kind="text/plain")
         else:
-            await wire.whole(b"{}", 404)
+            await wire.whole(self.told.get(path, b"{}"), 200 if path in self.told else 404)
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked | None:
@@ -262,6 +331,11 @@ class Bench(Front):
         """Returns the other regions that serve the model, as far as this load balancer knows."""
         served = self.lb.models.by_name.get(model)
         return [] if served is None else list(served.layers.remote)
+
+    async def fill(self, server: FakeServer, waiting: int = 1) -> None:
+        """Makes a server say that requests wait there, and waits until the load balancer has heard."""
+        server.waiting = waiting
+        await self.until(lambda: self.lb.fleet.servers[server.url].report.pending == waiting)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):

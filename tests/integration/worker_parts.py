@@ -24,7 +24,7 @@ from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.batching import DecodeSlot, PrefillChunk, TokenCounts
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.core.request import SamplingParams
-from pinyon.messages.logprobs import append_logprob, append_logprob_rows, logprobs_from_proto
+from pinyon.messages.logprobs import SentLogprobs, append_logprob, logprobs_from_proto
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import ModelCard, load_card
 from pinyon.placement.instances import InstanceState
@@ -40,6 +40,7 @@ from services.worker.engines.protocol import StepResult
 from services.worker.engines.weights import builtin_weights
 from services.worker.settings import WorkerSettings
 from tests.integration.kvstore_parts import eventually
+from tests.worker_integrity import check_admission
 
 BLOCK_TOKENS = 8
 WAIT_S = 60.0
@@ -179,7 +180,7 @@ def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
             out += result.prefill_tokens
             logprob = result.logprobs.prefills[0] if sampling.logprobs >= 0 else None
             if sampling.prompt_logprobs:
-                append_logprob_rows(told_of_prompt, result.logprobs.prompts[0])
+                SentLogprobs(told_of_prompt).add_rows(result.logprobs.prompts[0])
         else:
             slot = DecodeSlot(out[-1], len(prompt) + len(out) - 1, table, sampling, len(out), counts)
             result = engine.step([], [slot])
@@ -283,7 +284,7 @@ class Fleet:
         for worker in self.workers:
             left = {name: value for name in IDLE_GAUGES if (value := gauge(worker, name))}
             assert not left, f"{worker.served.instance_id}: {left}"
-            worker.parts.cache.admission.check_integrity()
+            check_admission(worker.parts.cache.admission)
 
     def _release(self) -> None:
         for worker in self.workers:
@@ -302,7 +303,7 @@ class Fleet:
         self._release()
         for worker in reversed(self.workers):  # those that open sessions first
             await worker.stop(0)
-            worker.parts.cache.admission.check_integrity()
+            check_admission(worker.parts.cache.admission)
             assert worker.parts.cache.pool.used == 0, worker.served.instance_id
             assert worker.transfer.stats().requests_now == 0
         if self.conductor is not None:

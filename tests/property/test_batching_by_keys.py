@@ -11,7 +11,6 @@ from pinyon.batching import (
     BATCHING_POLICIES,
     LEVEL_BLOCKS,
     BatchRequest,
-    BlockNeed,
     ChunkedHashTree,
     DecodedPrefixes,
     Formed,
@@ -19,21 +18,12 @@ from pinyon.batching import (
 from pinyon.core.block_keys import SHARED_PREFIXES_MAX, chain_block_keys, namespace, tokens_to_bytes
 from pinyon_lab.policies.feather import TipTree
 from tests.long import usually
+from tests.unit.batching.books import Books
 
 BLOCK_TOKENS = 2
 START = namespace("model", "layout", "")
 PROMPTS = st.lists(st.sampled_from([7, 8]), min_size=1, max_size=26)
 """Prompts of two different tokens: many share a prefix, and they branch at any place in a block."""
-
-
-class Plenty:
-    """Holdings with room for every request."""
-
-    def need(self, request: BatchRequest) -> BlockNeed:
-        return BlockNeed(0, request.blocks)
-
-    def behind(self, number: int) -> int:
-        return 0
 
 
 def asked(number: int, tokens: list[int]) -> BatchRequest:
@@ -47,7 +37,7 @@ def test_who_gets_room_next_is_whom_a_tree_of_tokens_finds(
     chunk_blocks: int, by_tip: bool, data: st.DataObject
 ) -> None:
     options = f"feather:chunk_blocks={chunk_blocks},passed_over_s=3600,by_tip={str(by_tip).lower()}"
-    line = BATCHING_POLICIES.make(options).policy(Plenty())
+    line = BATCHING_POLICIES.make(options).policy(Books())
     tree: ChunkedHashTree[int] = (TipTree if by_tip else ChunkedHashTree)(chunk_blocks * BLOCK_TOKENS)
     waiting: set[int] = set()
     running: set[int] = set()

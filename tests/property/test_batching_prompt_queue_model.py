@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pinyon.batching import Prompt, PromptQueue
 from pinyon.core.errors import ResourceExhausted
 from tests.long import usually
+from tests.worker_integrity import check_prompts
 
 ACTIVE, LIMIT = 2, 6
 LETTERS = 3
@@ -181,7 +182,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         queue = self.queue
-        queue.check_integrity()
+        check_prompts(queue)
         assert (queue.queued, queue.active) == (len(self.waiting), len(self.running))
         assert queue.waiting_for_others == len(self.back)
         assert queue.foreign == sum(not prompt.owned for prompt in self.prompts.values())
@@ -199,7 +200,7 @@ class Model(RuleBasedStateMachine):
             number = self.running.pop(0)
             del self.prompts[number]
             assert self.queue.end(number)
-        self.queue.check_integrity()
+        check_prompts(self.queue)
         assert (self.queue.queued, self.queue.active, self.queue.pending_tokens) == (0, 0, 0)
         assert not +self.wanted
 

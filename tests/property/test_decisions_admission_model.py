@@ -15,6 +15,7 @@ from pinyon.decisions.admission import RECENT
 from pinyon.eviction import Lru
 from pinyon.paging import BlockPool, LeaseTable, Reservation, Reservations
 from tests.long import usually
+from tests.worker_integrity import check_admission, check_pool
 
 BLOCKS = 6
 KEYS = [bytes([n]) * 16 for n in range(6)]
@@ -282,7 +283,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.forget_promises()
-        self.admission.check_integrity()
+        check_admission(self.admission)
         assert (self.admission.waiting, self.admission.admitted) == (len(self.waiting), len(self.granted))
         assert self.reservations.leases == len(self.leases)
         running = [end for lease_id, (end, _) in self.leases.items() if lease_id not in self.overdue]
@@ -310,7 +311,7 @@ class Model(RuleBasedStateMachine):
             self.admit()
         assert not self.waiting
         assert (self.pool.used, self.pool.eviction.wanted) == (0, 0)
-        self.admission.check_integrity()
+        check_admission(self.admission)
 
 
 class ModelWithHeadroom(Model):
@@ -420,12 +421,12 @@ def test_what_requests_that_wait_together_share_counts_once() -> None:
         for grant in grants[2:]:
             assert reservations.extend(grant.reservation, KEYS[:4], 0.0) == 4
         assert pool.used == 7
-        pool.check_integrity()
+        check_pool(pool)
         for grant in grants[1:]:
             admission.end(grant.number)
             reservations.release(grant.reservation.table, 0.0)
         assert (pool.used, pool.cached) == (0, 4)
-        pool.check_integrity()
+        check_pool(pool)
         admission.enqueue(asked(9, 8, computes=True))
         assert len(admission.admit(1.0)) == 1, "what was promised and evicted is promised no more"
-        pool.check_integrity()
+        check_pool(pool)

@@ -9,6 +9,7 @@ from pinyon.batching import BatchRequest, Prompt
 from pinyon.decisions import InstanceConfig, InstanceDecisions
 from pinyon.decisions.admission import RECENT
 from tests.long import usually
+from tests.worker_integrity import check_admission, check_prompts
 
 MAX_BATCH = 3
 
@@ -108,8 +109,8 @@ class Instance:
         assert look.waiting + look.running == len(self.requests) + len(self.prompts)
         assert 0 <= look.room <= MAX_BATCH
         assert not (look.waiting and look.room)
-        self.parts.admission.check_integrity()
-        self.parts.prompts.check_integrity()
+        check_admission(self.parts.admission)
+        check_prompts(self.parts.prompts)
 
     def fill(self) -> None:
         """Checks that as many requests as there is room for, each as large as those here, get room at once."""

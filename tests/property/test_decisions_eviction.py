@@ -17,9 +17,10 @@ from pinyon.core.request import RequestClass
 from pinyon.decisions import JOURNAL_TYPES, InstanceConfig, InstanceDecisions, journal_header, replay_journal
 from pinyon.eviction import EVICTION_POLICIES, Traits, fit
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import LearningEviction
+from pinyon.eviction.interface import LearningEviction
 from pinyon.paging.second_tier import NO_SLOT
 from tests.long import usually
+from tests.worker_integrity import check_pool
 
 POOL = 6
 LEARNS = "workload_aware:refit_s=1,window_s=60,life_s=4"
@@ -91,7 +92,7 @@ def test_a_journal_of_what_was_learned_apart(told: list[tuple[Any, ...]], dram_b
     instance = Instance(dram_blocks)
     for name, *arguments in told:
         getattr(instance, name)(*arguments)
-        instance.decisions.pool.check_integrity()
+        check_pool(instance.decisions.pool)
     seen = replay_journal(instance.lines)
     assert seen.differences == []
     again = InstanceDecisions(InstanceConfig(POOL, 16, 4, 64, 32, 2, 8))

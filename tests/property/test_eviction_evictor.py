@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import Known
+from pinyon.eviction.interface import Known
 from tests.long import usually
 
 KEYS = range(12)

@@ -14,6 +14,7 @@ from pinyon.eviction.lru_guard import HOLD, LIMIT_MAX, LruGuard
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 from pinyon_lab.caches.replay import CacheReplay, CacheRequest, replayed
 from tests.long import usually
+from tests.property.test_eviction_reuse_hazard import Prompts
 
 
 def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
@@ -23,18 +24,13 @@ def guarded(**values: float) -> tuple[ReuseHazard[int], LruGuard[int]]:
 
 
 def prompts(rng: Random, count: int) -> list[CacheRequest]:
-    """Returns chains that share prefixes; most, but not all, repeated requests are recent."""
+    """Returns chains that share prefixes, at times of any distance."""
+    made, now_s = Prompts(rng), 0.0
     asked: list[CacheRequest] = []
-    known: list[tuple[int, ...]] = [()]
-    now_s = 0.0
-    for number in range(count):
+    for _ in range(count):
         now_s += rng.choice((0.0, 0.2, 5.0, 40.0))
-        before = rng.choice(known[-rng.choice((3, 30, 300)) :])
-        kept = before[: rng.randint(0, len(before))]
-        blocks = (*kept, *(100 * number + more for more in range(1, rng.randint(1, 7))))
-        known.append(blocks)
-        if blocks:
-            asked.append(CacheRequest(blocks, now_s, Traits(f"text/{rng.randint(1, 3)}", str(rng.randrange(3)))))
+        blocks, traits = made.next()
+        asked.append(CacheRequest(blocks, now_s, traits))
     return asked
 
 

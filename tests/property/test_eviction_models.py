@@ -444,3 +444,17 @@ def test_against_the_model(name: str) -> None:
 def test_every_policy_has_a_model() -> None:
     learned_by_requests = {"reuse_hazard"}  # test_eviction_reuse_hazard_model
     assert set(MODELS) == {*EVICTION_POLICIES.names, "belady"} - learned_by_requests
+
+
+def test_the_illustration_of_sieve_in_its_paper() -> None:
+    """The queue has seven places; A, B and G were visited; requests for H, A, D, I, B, J then evict C, E and F."""
+    policy: EvictionPolicy[str] = EVICTION_POLICIES.make("sieve")
+    evicted = []
+    for key in "AABBCDEFGG" + "HADIBJ":
+        if key in policy:
+            policy.used([key], 0.0, None, [0])
+            continue
+        if len(policy) == 7:
+            evicted += policy.victims(1, 0.0)
+        policy.stored([key], 0.0, NO_TRAITS, [0])
+    assert evicted == ["C", "E", "F"]

@@ -15,7 +15,6 @@ from pinyon.eviction.fair_queues import RunQueues
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
 from pinyon.eviction.prefix_tree import TreeRun
 from pinyon.eviction.reuse_hazard import STALE_MIN, ReuseHazard, ReuseHazardSettings
-from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.tenant_shares import (
     FLOOD,
     GROUPS,
@@ -406,8 +405,8 @@ def test_what_enters_its_queue_late_is_as_old_as_it_is() -> None:
     policy.peek(3.75)
     policy.unpinned([1], 3.75)
     worth, key = policy.peek(4.5) or (0.0, 0)
-    assert (worth, key) == (policy._table.value(policy._tree.run_of(1).note.of.number, bin_of(4.5)), 1)
-    assert policy._tree.run_of(1).note.bin == bin_of(4.5)
+    assert (worth, key) == (policy._table.value(policy._tree.run_of(1).of.number, bin_of(4.5)), 1)
+    assert policy._tree.run_of(1).bin == bin_of(4.5)
     assert policy.victims(2, 4.5) == [1, 2]
 
 
@@ -443,10 +442,10 @@ def test_tenants_near_their_shares_cost_no_more_than_others(monkeypatch: pytest.
     entered = 0
     append = RunQueues._append
 
-    def counted(self: RunQueues[int], run: TreeRun[int], note: RunNote) -> None:
+    def counted(self: RunQueues[int], run: TreeRun[int]) -> None:
         nonlocal entered
         entered += 1
-        append(self, run, note)
+        append(self, run)
 
     cache = CacheReplay(own(guard=False), 400)
     tenants = "x" * 200 + "y" * 200 + "yx" * 100

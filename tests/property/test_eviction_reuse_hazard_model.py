@@ -442,8 +442,8 @@ class Machine:
         runs = {run.keys[0]: run for run in tree.runs()}
         assert {first: run.keys for first, run in runs.items()} == {first: model.keys(first) for first in model.last_s}
         for first, run in runs.items():
-            assert run.note.last_s == model.last_s[first]
-            model.said[first] = Said(run.note.of.name if run.note.of.number else "", run.note.turn, run.note.branches)
+            assert run.last_s == model.last_s[first]
+            model.said[first] = Said(run.of.name if run.of.number else "", run.turn, run.branches)
         assert len(self.policy) == len(model.held - model.pins)
 
     def run(self, steps: int) -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pinyon.http.answer import HttpError
 from pinyon.http.budget import HttpLimits
-from pinyon.http.peers import PeerPlaces, TrustedProxies
-from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
+from pinyon.http.peers import BLOCK_MAX, PeerPlaces, TrustedProxies, read_proxy_line
 from pinyon.http.reader import RequestReader
 from tests.long import usually
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pinyon.core.block_keys import chain_block_keys, namespace
 from pinyon.core.errors import InvalidArgument, PinyonError, ResourceExhausted, Unauthenticated
 from pinyon.core.request import NO_LIMIT, SamplingParams
+from pinyon.frontdoor.admission import RateLimited
 from pinyon.frontdoor.auth import Client, load_api_keys
 from pinyon.frontdoor.failures import Broke, NoRoom, Refused
 from pinyon.frontdoor.head import Head, classify, read_head
 from pinyon.frontdoor.instances.prompts import KeyChains
-from pinyon.frontdoor.rate_limits import RateLimited
 from pinyon.http.answer import HttpError
 from pinyon.openai.format import ChatFormat, CompletionFormat, error_body
 from pinyon.openai.large import is_large
@@ -105,70 +105,51 @@ def test_the_bodies_above_are_good():
     assert parse_chat(json.dumps(CHAT).encode()).sampling.max_tokens == 4
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("n", 17),
-        ("n", 0),
-        ("n", True),
-        ("best_of", 2),
-        ("logprobs", 21),
-        ("logprobs", True),
-        ("echo", 1),
-        ("suffix", "x"),
-        ("logit_bias", {"01": 2}),
-        ("logit_bias", {"-1": 2}),
-        ("logit_bias", {"²": 2}),
-        ("logit_bias", {"4294967296": 2}),
-        ("logit_bias", {"1": 101}),
-        ("logit_bias", {"1": True}),
-        ("logit_bias", {str(token): 1 for token in range(1025)}),
-        ("presence_penalty", 2.1),
-        ("frequency_penalty", -3),
-        ("repetition_penalty", 0),
-        ("min_p", 1.1),
-        ("min_tokens", -1),
-        ("stop_token_ids", [1 << 32]),
-        ("stop_token_ids", [1.0]),
-        ("stop_token_ids", list(range(65))),
-        ("use_beam_search", True),
-        ("length_penalty", 2),
-        ("skip_special_tokens", False),
-        ("include_stop_str_in_output", True),
-        ("guided_json", {}),
-        ("kv_transfer_params", {"a": 1}),
-        ("truncate_prompt_tokens", 10),
-        ("prompt_logprobs", 1),
-        ("store", True),
-        ("max_tokens", 0),
-        ("max_tokens", -1),
-        ("max_tokens", 1.0),
-        ("temperature", 2.1),
-        ("temperature", "1"),
-        ("top_p", 0),
-        ("top_k", -2),
-        ("seed", 1.5),
-        ("seed", 1 << 64),
-        ("stop", [""]),
-        ("stop", ["a"] * 17),
-        ("stop", ["x" * 257]),
-        ("stream", 1),
-        ("stream_options", {"x": True}),
-        ("prompt", []),
-        ("prompt", [1, "a"]),
-        ("prompt", [-1]),
-        ("prompt", [1 << 32]),
-        ("prompt", [True]),
-        ("prompt", 1),
-        ("prompt", [[1], ["a"]]),
-        ("prompt", ["a", [1]]),
-        ("prompt", ["a", ""]),
-        ("prompt", ["a"] * 257),
-        ("prompt", [[]]),
-        ("unknown", None),
-        ("user", 1),
+REFUSED = {
+    "n": [17, 0, True],
+    "best_of": [2],
+    "logprobs": [21, True],
+    "echo": [1],
+    "suffix": ["x"],
+    "logit_bias": [
+        {"01": 2},
+        {"-1": 2},
+        {"²": 2},
+        {"4294967296": 2},
+        {"1": 101},
+        {"1": True},
+        {str(token): 1 for token in range(1025)},
     ],
-)
+    "presence_penalty": [2.1],
+    "frequency_penalty": [-3],
+    "repetition_penalty": [0],
+    "min_p": [1.1],
+    "min_tokens": [-1],
+    "stop_token_ids": [[1 << 32], [1.0], list(range(65))],
+    "use_beam_search": [True],
+    "length_penalty": [2],
+    "skip_special_tokens": [False],
+    "include_stop_str_in_output": [True],
+    "guided_json": [{}],
+    "kv_transfer_params": [{"a": 1}],
+    "truncate_prompt_tokens": [10],
+    "prompt_logprobs": [1],
+    "store": [True],
+    "max_tokens": [0, -1, 1.0],
+    "temperature": [2.1, "1"],
+    "top_p": [0],
+    "top_k": [-2],
+    "seed": [1.5, 1 << 64],
+    "stop": [[""], ["a"] * 17, ["x" * 257]],
+    "stream": [1],
+    "stream_options": [{"x": True}],
+    "prompt": [[], [1, "a"], [-1], [1 << 32], [True], 1, [[1], ["a"]], ["a", [1]], ["a", ""], ["a"] * 257, [[]]],
+    "unknown": [None],
+    "user": [1],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, each) for name, those in REFUSED.items() for each in those])
 def test_what_is_refused_names_its_field(field, value):
     with pytest.raises(InvalidArgument) as caught:
         parse_completion(json.dumps({**COMPLETION, field: value}).encode())
@@ -176,28 +157,30 @@ def test_what_is_refused_names_its_field(field, value):
     assert field in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("logprobs", 1),
-        ("top_logprobs", 2),
-        ("top_logprobs", 21),
-        ("echo", True),
-        ("add_special_tokens", True),
-        ("chat_template", "x"),
-        ("chat_template_kwargs", []),
-        ("chat_template_kwargs", {str(number): 1 for number in range(65)}),
-        ("continue_final_message", True),
-        ("store", True),
-        ("modalities", ["audio"]),
-        ("messages", [{"role": "user", "content": "a", "tool_calls": [1]}]),
-        ("messages", [{"role": "user", "content": "a", "type": "image"}]),
-        ("messages", "hi"),
-        ("max_tokens", 9),
+REFUSED_IN_CHATS = {
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+    "response_format": [{"type": "json_object"}],
+    "logprobs": [1],
+    "top_logprobs": [2, 21],
+    "echo": [True],
+    "add_special_tokens": [True],
+    "chat_template": ["x"],
+    "chat_template_kwargs": [[], {str(number): 1 for number in range(65)}],
+    "continue_final_message": [True],
+    "store": [True],
+    "modalities": [["audio"]],
+    "messages": [
+        [{"role": "user", "content": "a", "tool_calls": [1]}],
+        [{"role": "user", "content": "a", "type": "image"}],
+        "hi",
     ],
+    "max_tokens": [9],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, each) for name, those in REFUSED_IN_CHATS.items() for each in those]
 )
 def test_what_chat_refuses_names_its_field(field, value):
     with pytest.raises(InvalidArgument) as caught:
@@ -315,7 +298,7 @@ def test_every_error_of_the_tree_becomes_an_object():
         Broke: lambda text: Broke(text, begun=False),
         NoRoom: lambda text: NoRoom(text, lasting=False),
         Refused: lambda text: Refused(text, 503, b"", b"", b""),
-        RateLimited: lambda text: RateLimited(ResourceExhausted(text), (None, None)),
+        RateLimited: lambda text: RateLimited(ResourceExhausted(text), b""),
     }
     for cls in tree(PinyonError):
         error = make.get(cls, cls)("m")

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pinyon.core.errors import ResourceExhausted
 from pinyon.routing.queue import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S, RequestQueue
 from tests.long import usually
+from tests.queue_integrity import check_queue
 
 TENANTS = "abc"
 DEMANDS = range(3)
@@ -178,7 +179,7 @@ class QueueMachine(RuleBasedStateMachine):
         while (given_to := self.queue.next(self.now_s, closed)) is not None:
             self.check_went_on(given_to, closed)
         self.check_went_on(None, closed)
-        self.queue.check_integrity(closed)
+        check_queue(self.queue, closed)
 
     @rule(pick=st.integers(0, 99), closed=closed_sets)
     def leave(self, pick: int, closed: Collection[int]) -> None:
@@ -224,8 +225,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert queue.can_go_on == (bool(self.waiting) and len(self.running) < self.slots)
         everybody = len(self.running) + len(self.reserved) + len(self.waiting)
         assert queue.has_spare == (len(self.running) < self.slots and everybody < self.slots + self.limit)
-        queue.check_integrity(DEMANDS)
+        check_queue(queue, DEMANDS)
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=usually(20, long=3000), stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=usually(40, long=3000), stateful_step_count=40, deadline=None)

@@ -12,8 +12,7 @@ from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.routing.routing_keys import byte_keys
-from pinyon.routing.target import Report
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed
 
 CANDIDATES = st.lists(
     st.builds(

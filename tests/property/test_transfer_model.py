@@ -28,7 +28,6 @@ from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.types.limits import MAX_FRAME_BYTES
 from tests.long import usually
 from tests.unit.transfer.conftest import PATIENT, VARIANTS
-from tests.unit.transfer.fake_nixl import fake_nixl
 
 SIZE = 4096
 SMALL = replace(PATIENT, max_frame_bytes=700, stripe_min_bytes=64, max_frame_requests=5)
@@ -40,7 +39,7 @@ def pair(request: pytest.FixtureRequest):
     near, far = bytearray(SIZE), bytearray(SIZE)
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
-    with fake_nixl(), variant.engine(SMALL) as engine, variant.engine(SMALL) as other:
+    with variant.engine(SMALL) as engine, variant.engine(SMALL) as other:
         server = engine if variant.same_process else other
         yield (
             engine,

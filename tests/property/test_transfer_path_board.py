@@ -162,24 +162,20 @@ class BoardModel(RuleBasedStateMachine):
         else:
             assert pause == 0.0
 
-    @rule(which=st.integers(0, 7))
-    def probe(self, which: int) -> None:
+    @rule(most=st.integers(0, 3))
+    def probe(self, most: int) -> None:
         self.tick()
-        due = self.board.due_probes(float(self.now))
+        due = self.board.begin_probes(float(self.now), most)
         expected = [
             path
             for path, known in self.known.items()
             if known.avoided and path.local_nic not in self.down and not known.probing and known.ends <= self.now
         ]
-        assert sorted(due) == sorted(expected)
-        if due:
-            path = sorted(due)[which % len(due)]
-            self.board.probe_started(path, float(self.now))
+        assert len(set(due)) == len(due) == min(most, len(expected))
+        assert set(due) <= set(expected)
+        for path in due:
             self.known[path].probing = True
             self.known[path].probe_echo = False
-            assert path not in self.board.due_probes(self.now + 100.0)
-            with pytest.raises(ValueError, match="probed"):
-                self.board.probe_started(path, float(self.now))
 
     @rule(which=st.integers(0, 7), works=st.booleans())
     def probe_ends(self, which: int, works: bool) -> None:
@@ -280,8 +276,7 @@ class Network:
         for path, waiting in self.waiting.items():
             while waiting and len(self.running[path]) < self.lanes:
                 self.running[path].append([nbytes, self.now, waiting.pop(0)])
-        for path in self.board.due_probes(self.now):
-            self.board.probe_started(path, self.now)
+        for path in self.board.begin_probes(self.now, 99):
             self.probes[path] = self.now + (0.5 if self.is_dead(path) else 0.001)
         then = self.next_event()
         for path, chains in self.running.items():
@@ -473,10 +468,10 @@ def test_a_partition_still_tries_each_new_request_and_heals() -> None:
         network.board.nic_down(name)
     assert network.board.choose((FOUR,), MIB) is None
     assert network.board.choose_any((FOUR,), MIB, network.now) in FOUR
-    assert network.board.due_probes(network.now + 100) == []
+    assert network.board.begin_probes(network.now + 100, 9) == []
     for name in ("e0", "e1", "e2", "e3"):
         network.board.nic_up(name, network.now)
-    assert sorted(network.board.due_probes(network.now)) == sorted(FOUR)
+    assert not any(network.board.usable(path) for path in FOUR), "they have to be probed"
     network.run(100)
     assert all(network.board.usable(path) for path in FOUR)
 
@@ -556,22 +551,23 @@ def test_a_nic_that_came_back_is_probed_before_its_pause_ends() -> None:
     paths = board()
     for now in range(8):
         fail_once(paths, FOUR[0], float(now))
-    assert paths.due_probes(10.0) == []
+    assert paths.begin_probes(10.0, 9) == []
     paths.nic_down("e0")
-    assert paths.due_probes(100.0) == []
+    assert paths.begin_probes(100.0, 9) == []
     paths.nic_up("e0", 10.0)
     paths.nic_up("e1", 10.0)  # it was not down
-    assert paths.due_probes(10.0) == [FOUR[0]]
+    assert paths.begin_probes(10.0, 9) == [FOUR[0]]
+    assert paths.begin_probes(10.0, 9) == [], "one at a time"
 
 
 def test_a_probe_and_a_chain_that_fail_in_one_outage_count_once() -> None:
     paths = board(pause_jitter=0.0)
     fail_once(paths, TCP, 0.0)
-    paths.probe_started(TCP, 1.0)
+    assert paths.begin_probes(1.0, 9) == [TCP]
     assert fail_once(paths, TCP, 2.0) == pytest.approx(0.2)
     paths.probe_failed(TCP, 3.0)
     assert paths.snapshot()[0].pause_ends == pytest.approx(2.2)
-    paths.probe_started(TCP, 4.0)
+    assert paths.begin_probes(4.0, 9) == [TCP]
     paths.probe_failed(TCP, 5.0)
     assert paths.snapshot()[0].pause_ends == pytest.approx(5.4)
 

@@ -17,6 +17,7 @@ from pinyon.store.writer import PutOutcome
 from services.worker.kv.storage import POOL_SHARE, Storage
 from services.worker.orders.limits import WorkerLimits
 from tests.unit.worker.caches import Holder, new_cache
+from tests.worker_integrity import check_pool
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 POOL = 24
@@ -88,7 +89,7 @@ class Play:
         holder.end()
 
     def check(self) -> None:
-        self.cache.pool.check_integrity()
+        check_pool(self.cache.pool)
         assert self.storage.pending <= POOL // POOL_SHARE
         requested = sum(not holder.waits for holder, _ in self.requests)
         if self.cache.admission.waiting and not requested:

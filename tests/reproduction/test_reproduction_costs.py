@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import pytest
 
 from pinyon.profiles.engine_profile import load_profile
 from pinyon_lab.figures.round_costs import CHOICES, RoundLoad, engine_s, round_costs
 from pinyon_lab.figures.tree_costs import ASKED, OPERATIONS, TreeLoad, tree_costs
+from tests.reproduction.small import ticking
 
 PROFILE = "rtx6000ada-llama-8b"
-
-
-def ticking():
-    """Returns a clock that advances by a µs with each reading."""
-    ticks = count()
-    return lambda: 1_000 * next(ticks)
 
 
 @pytest.mark.parametrize("hashed", [False, True])

@@ -1,94 +1,15 @@
-"""FEATHER's figures on small workloads, and the paper's words."""
+"""FEATHER's workloads, its takeaways, and what scheduling costs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from itertools import count
-from pathlib import Path
-from xml.etree import ElementTree
-
 import pytest
 
-from pinyon_lab.figures.figure import Clock
-from pinyon_lab.figures.tree_costs import TreeLoad
-from pinyon_lab.papers import FIGURES, Result, feather
+from pinyon_lab.papers import FIGURES, feather
 from pinyon_lab.papers.feather.runs import FeatherLoad, FeatherServer, PromptParts, batches, one_batch, served, tree
-from pinyon_lab.pictures import svg
 from pinyon_lab.simulator.cluster_settings import GROUPED, SchedulingCost
-from tests.long import usually
+from tests.reproduction.small import made, small, ticking
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 FEATHER = [name for name in FIGURES if name.startswith("feather-")]
-
-
-def ticking() -> Clock:
-    """Returns a clock that advances by a µs with each reading."""
-    ticks = count()
-    return lambda: 1_000 * next(ticks)
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feather.runs, "REQUESTS", usually(10, long=16))
-        patch.setattr(feather.batches, "REQUESTS", usually(14, long=24))
-        patch.setattr(feather.batches, "OUTPUT_TOKENS", 10)
-        patch.setattr(feather.batches, "PREFIX", 1_000)
-        patch.setattr(feather.batches, "SHARES", (0.0, 0.1, 1.0))
-        patch.setattr(feather.batches, "FRACTIONS", (0.0, 0.5, 1.0))
-        patch.setattr(feather.batches, "GROUPS", (1, 2, 10, 20, 50, 100))
-        patch.setattr(feather.batches, "SMALL_PREFIXES", (100, 1_000))
-        patch.setattr(feather.batches, "SIZES", (5, 20))
-        patch.setattr(feather.batches, "EACH", 8)
-        patch.setattr(feather.batches, "SPLITS", (1, 8, 16, 32))
-        patch.setattr(feather.batches, "OUTPUTS", (1, 10))
-        patch.setattr(feather.load, "RATES", (10, 100))
-        patch.setattr(feather.systems, "OFFLINE_REQUESTS", usually(10, long=16))
-        patch.setattr(feather.load, "MAX_BATCH", 16)
-        patch.setattr(feather.load, "PREFIXES", (500, 1_000))
-        patch.setattr(feather.learning, "CONVERGING_REQUESTS", usually(20, long=40))
-        patch.setattr(feather.learning, "ALONE_REQUESTS", usually(15, long=30))
-        patch.setattr(feather.learning, "ALONE_RATES", (2,))
-        patch.setattr(feather.learning, "PHASES", ((2.0, 20.0), (4.0, 10.0)))
-        patch.setattr(feather.learning, "LEARNING_RATES", (3, 10, 100))
-        patch.setattr(feather.costs, "REQUESTS", usually(10, long=20))
-        patch.setattr(feather.costs, "LENGTHS", (320, 640))
-        patch.setattr(feather.costs, "TREE", TreeLoad(20, 300, 60, 50))
-        patch.setattr(feather.costs, "CHUNK_REQUESTS", usually(10, long=20))
-        patch.setattr(feather.systems, "RATES", (100,))
-        patch.setattr(feather.systems, "STALLED_RATES", (10, 100))
-        for module in (feather.costs, feather.systems):
-            patch.setattr(module, "PREFIXES", (320, 640))
-        patch.setattr(feather.systems, "TREE_PREFIXES", (320, 640))
-        yield
-    feather.runs._served.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def made(small: None) -> dict[str, Result]:
-    return {name: FIGURES[name].make((), lambda _: None, ticking()) for name in FEATHER}
-
-
-@pytest.mark.parametrize("name", FEATHER)
-def test_every_figure_is_made(made: dict[str, Result], name: str) -> None:
-    result = made[name]
-    assert result.claims
-    for row in result.rows:
-        assert all(row[column.key] is not None for column in result.columns)
-    ElementTree.fromstring(svg(result.picture))
-
-
-@pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
-@pytest.mark.parametrize("name", FEATHER)
-def test_quotes_are_in_the_paper(made: dict[str, Result], name: str) -> None:
-    text = plain((SHARED / "seeds" / "feather.txt").read_text())
-    for claim in made[name].claims:
-        assert plain(claim.said) in text, claim.said
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\s+", " ", text.replace("’", "'"))
 
 
 # -- workloads
@@ -209,19 +130,21 @@ def test_a_run_is_the_same_again() -> None:
 # -- what scheduling costs
 
 
-def test_measuring_figures_need_a_clock_and_repeat_with_it(made: dict[str, Result]) -> None:
+def test_measuring_figures_need_a_clock_and_repeat_with_it() -> None:
     measuring = [name for name in FEATHER if FIGURES[name].measures]
     assert len(measuring) == 6
     for name in measuring:
         with pytest.raises(ValueError, match=f"{name} measures CPU time and needs a clock"):
             FIGURES[name].make((), lambda _: None)
-    again = FIGURES["feather-fig5.9"].make((), lambda _: None, ticking())
-    assert again.rows == made["feather-fig5.9"].rows
+    with small("feather"):
+        again = FIGURES["feather-fig5.9"].make((), lambda _: None, ticking())
+    assert again.rows == made("feather")["feather-fig5.9"].rows
 
 
-def test_a_server_waits_for_its_scheduler_as_long_as_measured(small: None) -> None:
+def test_a_server_waits_for_its_scheduler_as_long_as_measured() -> None:
     """Every policy costs time before each step; one that orders the queue also costs time for each waiting request."""
-    costs = feather.costs.waits(("fcfs", "bandit", "lpm", feather.costs.RADIX), 320, lambda _: None, ticking())
+    with small("feather"):
+        costs = feather.costs.waits(("fcfs", "bandit", "lpm", feather.costs.RADIX), 320, lambda _: None, ticking())
     assert all(each.step_s > 0 for each in costs.values())
     assert [name for name, each in costs.items() if each.waiting_s] == ["lpm", feather.costs.RADIX]
     assert costs[feather.costs.RADIX].step_s == costs["bandit"].step_s

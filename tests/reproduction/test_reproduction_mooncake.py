@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from pinyon_lab.caches.replay import CacheReplay, replay, replayed
+from pinyon_lab.figures.serving import node
 from pinyon_lab.figures.workload import together
 from pinyon_lab.papers import FIGURES, SOURCES, Basis, Result, Workload
 from pinyon_lab.papers.mooncake.figures import CAPACITIES_M, prefill_flops
+from pinyon_lab.papers.mooncake.transfer import least_bytes_s
 from pinyon_lab.traces import TraceFile, TraceRow
+from tests.reproduction.small import SHARED, made, plain, text_of
 from tests.unit.eviction.test_eviction_replay import trace
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 BLOCK = 500_000
 """The block size in tokens, with which small workloads fill the figures' caches."""
 
@@ -101,6 +100,32 @@ def test_prefill_is_equation_1() -> None:
     assert round(loaded / (prefill_flops(8192, 0) / (8 * 312e12)) / 1e9) == 6, "GB/s, §2.2"
 
 
+def test_a_machine_computes_at_half_of_its_peak() -> None:
+    _, engine = node()
+    flops = 80 * (4 * 8192**2 * 8192 + 22 * 8192 * 8192**2)
+    assert engine.seconds([(0, 8192)], 0, 0) == pytest.approx(2 * flops / (8 * 312e12), rel=0.001)
+
+
+def test_equation_2_is_where_fetching_and_computing_take_as_long() -> None:
+    for prefix in (512, 8192, 100_000):
+        bytes_s = least_bytes_s(8 * 312e12, prefix)
+        compute_s = 80 * (4 * prefix**2 * 8192 + 22 * prefix * 8192**2) / (8 * 312e12)
+        fetch_s = prefix * 80 * (2 * 8192 / 8) * 2 / bytes_s
+        assert fetch_s == pytest.approx(compute_s)
+
+
+def test_printed_values_of_eq2_and_fig14() -> None:
+    assert [claim.agrees for claim in made("mooncake")["mooncake-eq2"].claims] == [True, True]
+    prefill, _ = made("mooncake")["mooncake-fig14"].claims
+    assert prefill.agrees
+
+
+def test_replicas_are_counted_on_prefill_instances() -> None:
+    rows = [row for row in made("mooncake")["mooncake-fig11"].rows if row["workload"] == "conversation"]
+    assert rows
+    assert all(0 <= row["least"] <= row["mean"] <= row["most"] <= 8 for row in rows)
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_can_be_addressed(name: str) -> None:
     figure = FIGURES[name]
@@ -113,14 +138,9 @@ def test_figures_can_be_addressed(name: str) -> None:
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
 @pytest.mark.parametrize("name", ["mooncake-table2", "mooncake-fig9", "mooncake-fig10"])
 def test_quotes_are_in_the_paper(name: str) -> None:
-    text = plain((SHARED / "seeds" / "mooncake.txt").read_text())
     for claim in make(name, workload("conversation", 1), workload("synthetic", 2)).claims:
         for part in claim.said.split(" ... "):
-            assert plain(part) in text
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\s+", " ", text.replace("’", "'"))
+            assert plain(part) in text_of("mooncake")
 
 
 def public(name: str) -> Workload:
@@ -133,7 +153,7 @@ def test_the_public_traces() -> None:
     given = [public("conversation"), public("synthetic")]
     conversation, synthetic, _ = make("mooncake-fig9", *given).rows
     # These values come from an LRU replay that shares no code with this one.
-    assert conversation["at_30m"] / conversation["ideal"] == pytest.approx(0.979, abs=5e-4)  # type: ignore[operator]
+    assert conversation["at_30m"] / conversation["ideal"] == pytest.approx(0.979, abs=5e-4)
     assert synthetic["at_30m"] == synthetic["ideal"], "all of it fits"
     requests, lengths, answers, ratio = make("mooncake-table2", *given).claims
     assert requests.agrees

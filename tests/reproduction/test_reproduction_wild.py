@@ -6,22 +6,32 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pinyon.eviction.interface import Traits
 from pinyon.eviction.lru import Lru
-from pinyon.eviction.policy import Traits
 from pinyon_lab.caches.replay import replay
-from pinyon_lab.figures.figure import Rows, Section, Table
-from pinyon_lab.figures.testbed import HOUR_S, capacity_blocks, computed_per_s, served
+from pinyon_lab.figures.figure import FigureInputs, RowList, Table
 from pinyon_lab.papers import FIGURES, Basis, Claim, Result, Workload
-from pinyon_lab.papers.wild.figures import BASELINES, LIFE_S, LIVES_S, HeadFirst, add_ablation_claims, add_claims
+from pinyon_lab.papers.wild.figures import (
+    BASELINES,
+    HOUR_S,
+    LIFE_S,
+    LIVES_S,
+    HeadFirst,
+    add_ablation_claims,
+    add_claims,
+    capacity_blocks,
+    computed_per_s,
+    served,
+)
 from pinyon_lab.policies.eviction import Lfu
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import MODELS
-from tests.reproduction.test_reproduction_mooncake import SHARED, make, plain
+from tests.reproduction.small import SHARED, plain, text_of
+from tests.reproduction.test_reproduction_mooncake import make
 from tests.unit.eviction.test_eviction_replay import trace
 
 QWEN, LLAMA2, LLAMA3 = MODELS
@@ -90,7 +100,7 @@ def test_rows_have_the_hits_of_replays(name: str, model: Any) -> None:
     for row in result.rows:
         (each,) = (each for each in given if each.name == row["workload"])
         assert row["basis"] == (Basis.CONSTRUCTION if each.generated else Basis.MEASURED)
-        capacity = max(1, int(model.kv_hbm_bytes * (1 + row["ratio"]) / model.token_bytes / BLOCK))  # type: ignore[operator]
+        capacity = max(1, int(model.kv_hbm_bytes * (1 + row["ratio"]) / model.token_bytes / BLOCK))
         assert row["capacity_blocks"] == capacity
         for policy in POLICIES:
             cache = replay(each.asked(), policy, capacity)
@@ -124,9 +134,10 @@ def made_up(**changes: float) -> list[dict[str, Any]]:
 WORST, BEST, FALLS, MORE_ON_A, FALLS_BACK, OPTIMAL = range(6)
 
 
-def claims_of(add: Callable[[Section, Rows], None], rows: Rows) -> list[Claim]:
-    table = Table()
-    add(table.section("§4.3"), rows)
+def claims_of(add: Callable[[Table], None], rows: list[dict[str, Any]]) -> list[Claim]:
+    table = Table(FigureInputs((), lambda _: None, lambda: 0, "§4.3", quick=False))
+    table.rows = RowList(rows)
+    add(table)
     return table.claims
 
 
@@ -195,13 +206,13 @@ def test_the_ablation_has_the_hits_of_replays() -> None:
     for policy, row in found.items():
         cache = replay(given.asked(), names.get(policy, policy), capacity)
         assert row["hit_ratio"] == cache.hit_blocks / cache.blocks
-        assert row["over_gdfs"] == row["hit_ratio"] - found["gdfs"]["hit_ratio"]  # type: ignore[operator]
+        assert row["over_gdfs"] == row["hit_ratio"] - found["gdfs"]["hit_ratio"]
     assert found["WA without ① ③"]["hit_ratio"] == found["lru"]["hit_ratio"], "age alone decides"
     without = HeadFirst(Lru(), capacity)
     hits = sum(without.request(*asked) for asked in given.asked())
     asked_for = sum(len(row.blocks) for row in given.rows)
     assert found["lru"]["without_offset"] == hits / asked_for
-    assert found["lru"]["offset_gives"] == found["lru"]["hit_ratio"] - hits / asked_for  # type: ignore[operator]
+    assert found["lru"]["offset_gives"] == found["lru"]["hit_ratio"] - hits / asked_for
 
 
 def ablated(*hits: float) -> list[Claim]:
@@ -241,7 +252,7 @@ def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
     for row in queued_ttft().rows:
         (model,) = (each for each in MODELS if each.name == row["model"])
         (each,) = (each for each in GIVEN if each.name == row["workload"])
-        token_s, capacity = 1 / computed_per_s(model), max(1, capacity_blocks(model, BLOCK, float(row["ratio"])))  # type: ignore[arg-type]
+        token_s, capacity = 1 / computed_per_s(model), max(1, capacity_blocks(model, BLOCK, float(row["ratio"])))
         cache: list[int] = []
         free_s, total_s = 0.0, 0.0
         for request in each.rows:
@@ -258,7 +269,7 @@ def test_queued_ttft_is_of_one_server_that_computes_what_misses() -> None:
 @pytest.mark.skipif(not (SHARED / "seeds").is_dir(), reason="the papers' texts are not here")
 @pytest.mark.parametrize("name", ["wild-fig25", "wild-qttft", "wild-fig28"])
 def test_quotes_are_in_the_paper(name: str) -> None:
-    text = plain((Path(SHARED) / "seeds" / "kvcache_in_the_wild.txt").read_text())
+    text = text_of("wild")
     given = [workload(each, seed) for seed, each in enumerate(FIGURES[name].needs)]
     result = queued_ttft() if name == "wild-qttft" else make(name, *given)
     for claim in result.claims:

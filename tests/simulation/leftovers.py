@@ -5,12 +5,15 @@ from __future__ import annotations
 from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.prefill_reference import PrefillReference
+from pinyon_lab.simulator.reference_memory import PooledCache
+from tests.queue_integrity import check_queue
+from tests.worker_integrity import check_admission, check_prompts
 
 
 def check_idle(engine: SimEngine) -> None:
     """Raises ``AssertionError`` if anything of a request is left, ``RuntimeError`` if the books do not balance."""
-    engine.admission.check_integrity()
-    engine.prompts.check_integrity()
+    check_admission(engine.admission)
+    check_prompts(engine.prompts)
     held = {
         "blocks": engine.pool.used,
         "waiting": engine.admission.waiting,
@@ -29,7 +32,7 @@ def check_cluster(cluster: SimCluster) -> None:
     front, inflight = cluster.front, cluster.fleet.inflight
     assert not front.requests, sorted(front.requests)
     assert (front.queue.in_flight, front.queue.queued) == (0, 0)
-    front.queue.check_integrity()
+    check_queue(front.queue)
     assert (inflight.prefills, inflight.decodes, len(inflight.expected)) == (0, 0, 0)
     assert not cluster.moves.links._flows
     assert not cluster._attempts.movable
@@ -51,5 +54,7 @@ def check_reference(reference: PrefillReference) -> None:
     fleet.inflight.check_integrity()
     fleet.index.check_integrity()
     for each in reference._instances:
-        assert fleet.index.blocks_of(each.state) == each.cache.held() <= each.cache.full
+        ssd = each.cache._ssd if isinstance(each.cache, PooledCache) else ()
+        assert fleet.index.blocks_of(each.state) == len(each.cache.cache.resident) + len(ssd)
+        assert len(each.cache.cache.resident) <= each.cache.cache.capacity
         assert each.state.queued_prefill_us == each.state.computing == 0

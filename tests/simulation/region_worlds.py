@@ -23,13 +23,11 @@ from pinyon_lab.simulator.regions.workloads import TreeSettings, TreeSource
 from pinyon_lab.simulator.regions.world import RegionsWorld
 from pinyon_lab.simulator.world import Faults
 from tests.simulation.leftovers import check_idle
+from tests.simulation.worlds import BLOCK, ENGINE, MACHINE, Misfortune
 
-BLOCK = 16
 NAMES = ("us", "eu", "asia", "moon")
 POLICIES = ("round_robin", "least_loaded", "consistent_hash", "cache_aware", "skywalker", GLOBAL_VIEW)
 PUSHING = ("blind", "outstanding:limit=2", "pending", "pending:credits=false", "pending:queue=0,burst=1")
-ENGINE = EngineProfile("s", "", "", 3e-3, 2e-5, 0.0, 0.0, 2e-4, 1e-8)
-MACHINE = MachineProfile("s", "", "", "tiny", 1024, 1536, 0, 1e9, 4e7, 2e7)
 SMALL = ClusterSettings(
     (Role.MIXED,),
     BLOCK,
@@ -44,20 +42,6 @@ SHORT = ChatSettings(
     prompt_mean=60, prompt_sigma=0.8, answer_mean=20, answer_sigma=0.8, again=0.5, long_share=0.1, long_again=0.8,
     users=5, skew=1.0, own=0.4, regional=0.2, worldwide=0.2, openings=2, context_max=300,
 )  # fmt: skip
-
-
-class Misfortune:
-    """See :class:`pinyon_lab.simulator.world.Faults`."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    def step_fails(self) -> bool:
-        return self._rng.random() < 0.003
-
-    def reader_forgets(self) -> bool:
-        return False
-
 
 AGAIN_S = 1.0
 """The time until a client that found no load balancer looks for one again."""
@@ -277,7 +261,7 @@ class BreakableWorld(RegionsWorld):
             return
         door = min(near, key=lambda each: self.distance(call.region, each))
         self._ways[call.number].front = door.region
-        self._later(call, self.network.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
+        self._later(call, self.settings.one_way_s(call.region, door.region), lambda: door.arrive(call, ""))
 
     def _forward(self, door: Door, call: ClientCall) -> None:
         if len(call.hops) > 1:
@@ -325,7 +309,7 @@ class BreakableWorld(RegionsWorld):
     def _ask_peer(self, door: Door, other: Door) -> None:
         if not self._lives(door):
             return
-        one_way_s = self.network.one_way_s(door.region, other.region)
+        one_way_s = self.settings.one_way_s(door.region, other.region)
         if not self.reaches(door.region, other.region) or not self._lives(other):
             self.time.after(2 * one_way_s, lambda: door.layers.remote.set_live(other.region, False))
         else:
@@ -373,7 +357,7 @@ class Troubled:
         """The number of times that a client heard of each step that it sent."""
         self._programs: list[Program] = []
         self.world = BreakableWorld(
-            settings, system, instance, MACHINE, ENGINE, Misfortune(rng) if faults != 0 else None, repairs
+            settings, system, instance, MACHINE, ENGINE, Misfortune(rng, 0.003) if faults != 0 else None, repairs
         )
         chats, system_text = SharedTexts(SHORT, rng), Text().extended(32, fresh_keys(rng))
         for region in regions:

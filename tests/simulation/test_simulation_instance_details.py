@@ -13,7 +13,6 @@ from pinyon.placement.policies import PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
-from pinyon_lab.simulator.attempt import Attempt
 from pinyon_lab.simulator.cluster import SimCluster
 from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 from pinyon_lab.simulator.report import RequestOutcome, cluster_report
@@ -35,17 +34,23 @@ def ask(when_s: float, blocks: range, output_tokens: int = 2) -> Arrival:
     return Arrival(when_s, len(blocks) * BLOCK, output_tokens, tuple(blocks), NO_TRAITS)
 
 
-@pytest.mark.parametrize("chunk_tokens", [4096, 64])
-def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int, monkeypatch) -> None:
+def predictions(of: SimCluster, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Returns a list that gets the predicted TTFT of each attempt."""
     predicted: list[float] = []
-    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=chunk_tokens, step_tokens=chunk_tokens)
     make = of._attempt
 
-    def noted(request, number, job, decision) -> Attempt:
+    def noted(request, number, job, decision) -> None:
         predicted.append(decision.ttft_s)
-        return make(request, number, job, decision)
+        make(request, number, job, decision)
 
     monkeypatch.setattr(of, "_attempt", noted)
+    return predicted
+
+
+@pytest.mark.parametrize("chunk_tokens", [4096, 64])
+def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int, monkeypatch) -> None:
+    of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=chunk_tokens, step_tokens=chunk_tokens)
+    predicted = predictions(of, monkeypatch)
     outcomes = of.run([ask(10.0 * number, range(100 * number, 100 * number + 60)) for number in range(12)])
     for each, seconds in list(zip(outcomes, predicted, strict=True))[4:]:
         assert seconds == pytest.approx(each.ttft_s, rel=0.1)
@@ -60,15 +65,8 @@ def test_what_a_pipeline_takes_for_a_prompt_is_what_is_learned(chunk_tokens: int
 @pytest.mark.parametrize("blocks", [16, 32, 128])
 def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blocks: int, monkeypatch) -> None:
     """Bursts of prompts of one, two and eight chunks take (chunks + stages - 1) times one chunk on one node."""
-    predicted: list[float] = []
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=stages, chunk_tokens=256, step_tokens=256)
-    make = of._attempt
-
-    def noted(request, number, job, decision) -> Attempt:
-        predicted.append(decision.ttft_s)
-        return make(request, number, job, decision)
-
-    monkeypatch.setattr(of, "_attempt", noted)
+    predicted = predictions(of, monkeypatch)
     bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(12)]
     outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
     part_s, each_s = 256 * 1e-3 / stages, blocks * BLOCK * 1e-3 / stages
@@ -82,15 +80,8 @@ def test_a_pipelines_queue_is_as_long_as_its_first_node_is_busy(stages: int, blo
 @pytest.mark.parametrize("blocks", [2, 4, 8])
 def test_short_prompts_pass_through_a_pipeline_together(blocks: int, monkeypatch) -> None:
     """A step has up to eight prompts in 256 tokens and takes 64 ms on each node; predictions err by two steps."""
-    predicted: list[float] = []
     of = cluster(Role.PREFILL, Role.DECODE, pipeline=4, chunk_tokens=256, step_tokens=256)
-    make = of._attempt
-
-    def noted(request, number, job, decision) -> Attempt:
-        predicted.append(decision.ttft_s)
-        return make(request, number, job, decision)
-
-    monkeypatch.setattr(of, "_attempt", noted)
+    predicted = predictions(of, monkeypatch)
     bursts = [1000.0 * burst + 1e-4 * place for burst in range(4) for place in range(40)]
     outcomes = of.run([ask(when_s, range(n * 1000, n * 1000 + blocks)) for n, when_s in enumerate(bursts)])
     for seen, seconds in zip(outcomes[-20:], predicted[-20:], strict=True):

@@ -11,7 +11,8 @@ import pytest
 from pinyon_lab.simulator.regions.programs import Program, ProgramStep, Text, fresh_keys
 from pinyon_lab.simulator.regions.settings import SYSTEMS, RoutingSystem, WorldSettings
 from tests.long import usually
-from tests.simulation.region_worlds import ENGINE, MACHINE, SMALL, USUAL, BreakableWorld, Repairs, troubled
+from tests.simulation.region_worlds import SMALL, USUAL, BreakableWorld, Repairs, troubled
+from tests.simulation.worlds import ENGINE, MACHINE
 
 TRIPS_S = {("us", "eu"): 0.1, ("us", "asia"): 0.2, ("eu", "asia"): 0.3}
 ONE = {"us": 1, "eu": 1, "asia": 1}

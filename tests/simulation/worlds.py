@@ -67,14 +67,14 @@ class Plan:
 class Misfortune:
     """See :class:`pinyon_lab.simulator.world.Faults`."""
 
-    def __init__(self, plan: Plan, rng: random.Random) -> None:
-        self._plan, self._rng = plan, rng
+    def __init__(self, rng: random.Random, failed_steps: float, forgotten_leases: float = 0.0) -> None:
+        self._rng, self._failed_steps, self._forgotten_leases = rng, failed_steps, forgotten_leases
 
     def step_fails(self) -> bool:
-        return self._rng.random() < self._plan.failed_steps
+        return self._rng.random() < self._failed_steps
 
     def reader_forgets(self) -> bool:
-        return self._rng.random() < self._plan.forgotten_leases
+        return self._rng.random() < self._forgotten_leases
 
 
 class World:
@@ -92,7 +92,7 @@ class World:
             ENGINE,
             PLACEMENT_POLICIES.make(plan.policy),
             seed,
-            Misfortune(plan, self.rng),
+            Misfortune(self.rng, plan.failed_steps, plan.forgotten_leases),
             self._journal,
             self._heard,
         )

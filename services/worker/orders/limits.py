@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from pinyon.runtime.settings import ServiceSettings, service_config
+from pinyon.runtime.settings import ServiceSettings, setting
 
 
 class WorkerLimits(ServiceSettings):
     """The bounds on requests and prompts; a part of the worker's settings."""
 
-    model_config = service_config("service")
     everyday: ClassVar[dict[str, str]] = {"requests": "max_batch request_timeout_s"}
     further: ClassVar[dict[str, str]] = {
         "requests": "max_requests max_prefills room_timeout_s load_interval_s outbox_tokens write_timeout_s",
@@ -20,27 +17,25 @@ class WorkerLimits(ServiceSettings):
         "store_timeout_s",
     }
 
-    max_batch: int = Field(32, ge=1, le=4096, description="requests decoded in one step at most")
-    max_requests: int = Field(4096, ge=1, le=65536, description="requests owned at once, waiting ones included")
-    max_prefills: int = Field(4096, ge=1, le=65536, description="prompts accepted and not finished")
-    request_timeout_s: float = Field(600.0, gt=0, le=86400, description="a request's time when it does not bring one")
-    room_timeout_s: float = Field(20.0, gt=0, le=3600, description="wait for KV blocks before a prompt is refused")
-    fetch_timeout_s: float = Field(
-        2.0, gt=0, le=600, description="wait for reused KV before it is computed instead, and 1 s more for each GiB"
+    max_batch: int = setting(32, "requests decoded in one step at most", ge=1, le=4096)
+    max_requests: int = setting(4096, "requests owned at once, waiting ones included", ge=1, le=65536)
+    max_prefills: int = setting(4096, "prompts accepted and not finished", ge=1, le=65536)
+    request_timeout_s: float = setting(600.0, "a request's time when it does not bring one", gt=0, le=86400)
+    room_timeout_s: float = setting(20.0, "wait for KV blocks before a prompt is refused", gt=0, le=3600)
+    fetch_timeout_s: float = setting(
+        2.0, "wait for reused KV before it is computed instead, and 1 s more for each GiB", gt=0, le=600
     )
-    push_timeout_s: float = Field(5.0, gt=0, le=600, description="time for one write of KV to the decode instance")
-    settle_s: float = Field(10.0, gt=0, le=600, description="wait for a cancelled prefill, then its writes are cut off")
-    lease_s: float = Field(5.0, gt=0, le=600, description="a reader's lease when it does not ask for a time")
-    max_lease_s: float = Field(30.0, gt=0, le=3600, description="longest lease a reader gets")
+    push_timeout_s: float = setting(5.0, "time for one write of KV to the decode instance", gt=0, le=600)
+    settle_s: float = setting(10.0, "wait for a cancelled prefill, then its writes are cut off", gt=0, le=600)
+    lease_s: float = setting(5.0, "a reader's lease when it does not ask for a time", gt=0, le=600)
+    max_lease_s: float = setting(30.0, "longest lease a reader gets", gt=0, le=3600)
 
-    load_interval_s: float = Field(
-        0.1, ge=0.01, le=60, description="load balancers that ask are told of the load no more often"
-    )
-    outbox_tokens: int = Field(65536, ge=1, description="unsent tokens after which a slow reader is cut off")
-    write_timeout_s: float = Field(10.0, gt=0, le=600, description="one message's time before a slow reader is cut off")
+    load_interval_s: float = setting(0.1, "load balancers that ask are told of the load no more often", ge=0.01, le=60)
+    outbox_tokens: int = setting(65536, "unsent tokens after which a slow reader is cut off", ge=1)
+    write_timeout_s: float = setting(10.0, "one message's time before a slow reader is cut off", gt=0, le=600)
 
-    store_queue_blocks: int = Field(
-        512, ge=0, le=65536, description="blocks waiting for the KV store, at most 1/4 of the pool; 0: never store"
+    store_queue_blocks: int = setting(
+        512, "blocks waiting for the KV store, at most 1/4 of the pool; 0: never store", ge=0, le=65536
     )
-    store_queue_s: float = Field(5.0, gt=0, le=600, description="how long a block may wait for the KV store")
-    store_timeout_s: float = Field(2.0, gt=0, le=600, description="time for one put into the KV store")
+    store_queue_s: float = setting(5.0, "how long a block may wait for the KV store", gt=0, le=600)
+    store_timeout_s: float = setting(2.0, "time for one put into the KV store", gt=0, le=600)

@@ -215,7 +215,8 @@ class _PeerSession:
     def _message(self, size_bytes: int) -> worker_pb2.PrefillSessionRequest:
         if self._outgoing.closed:
             raise Unavailable(f"prefill instance {self.instance_id} is gone", field="prefill_instance")
-        if self._outgoing.waiting(lambda each: len(each.starts) + len(each.cancel_stream_ids)) >= self._unsent_max:
+        unsent = [len(each.starts) + len(each.cancel_stream_ids) for each in self._outgoing.messages]
+        if sum(unsent) >= self._unsent_max:
             raise ResourceExhausted(f"outbox is full ({self._unsent_max} items)")
         return self._outgoing.message(size_bytes)
 

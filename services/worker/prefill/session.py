@@ -140,7 +140,7 @@ class PrefillSession:
     def _put(self, result: worker_pb2.PrefillResult) -> None:
         if self._outgoing.closed:
             return
-        if self._outgoing.waiting(lambda each: len(each.results)) >= self._unsent_max:
+        if sum([len(each.results) for each in self._outgoing.messages]) >= self._unsent_max:
             _log.error("a decode instance does not read its results")
             self._outgoing.finish()
             return

@@ -139,12 +139,6 @@ class ChunkedHashTree(Generic[R]):
         """Levels that all active requests share."""
         return self._tip.level
 
-    @property
-    def tip(self) -> Hashable | None:
-        """Hash at that depth; None at depth 0."""
-        hashes = self._tip.hashes
-        return hashes[len(hashes) - 1] if hashes else None
-
     def levels(self, request: R) -> int:
         return self._entries[request].node.level
 
@@ -211,12 +205,13 @@ class ChunkedHashTree(Generic[R]):
                 nodes.extend(each.children.values())
         return [self._by_arrival[arrival] for arrival in sorted([rank & ARRIVALS for rank in ranks])]
 
-    def branches(self) -> list[R]:
-        """Returns the best of each set of waiting requests that share their first level, the largest set first."""
+    def of_most(self) -> R:
+        """Returns the best of the largest set of waiting requests that share their first level; one must wait."""
         nodes = [node for node in self._root.children.values() if node.waiting]
-        nodes.sort(key=_most_waiting)
-        first = [self._by_arrival[node.best & ARRIVALS] for node in nodes]
-        return [*first, *[self._by_arrival[rank & ARRIVALS] for rank in sorted(self._root.ranks)]]
+        if not nodes:
+            return self._by_arrival[min(self._root.ranks) & ARRIVALS]
+        most = min(nodes, key=lambda node: (-node.waiting, node.best & ARRIVALS))
+        return self._by_arrival[most.best & ARRIVALS]
 
     def groups(self, most: int) -> list[ActiveGroup]:
         """Returns prefixes that two active requests or more share, the largest group first; none is part of another.
@@ -241,9 +236,9 @@ class ChunkedHashTree(Generic[R]):
                 tips.append(node)
             else:
                 nodes.extend([child for child in node.children.values() if child.active > 1])
-        tips.sort(key=_least_saved)
+        tips.sort(key=lambda node: (1 - node.active) * node.level)
         found = [ActiveGroup(node.hashes[len(node.hashes) - 1], node.level, node.active) for node in tips[:most]]
-        found.sort(key=_fewest_requests)
+        found.sort(key=lambda group: -group.requests)
         return found
 
     def add_to_batch(self, request: R) -> None:
@@ -449,18 +444,6 @@ class ChunkedHashTree(Generic[R]):
                 del self._by_hash[each]
             self._nodes -= 1
             node = parent
-
-
-def _least_saved(node: _TreeNode) -> int:
-    return (1 - node.active) * node.level
-
-
-def _fewest_requests(group: ActiveGroup) -> int:
-    return -group.requests
-
-
-def _most_waiting(node: _TreeNode) -> tuple[int, int]:
-    return -node.waiting, node.best & ARRIVALS
 
 
 def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) -> list[int]:

@@ -13,6 +13,11 @@ from pinyon.core.request import SamplingParams
 
 LayerHook = Callable[[int], None]
 
+GROUPED = "grouped"
+"""The kernel of decode attention that reads once what each group of a batch shares."""
+WHOLE = "whole"
+"""The kernel that reads once what all of a batch share."""
+
 
 @dataclass(slots=True)  # not frozen: each step makes some, and frozen ones take three times as long
 class PrefillChunk:

@@ -143,11 +143,8 @@ class ServiceOrder(Protocol[Waiting]):
     def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         """Adds a prompt that came at ``came_s`` and takes about ``seconds``; its token is due at ``deadline_s``."""
 
-    def next(self, now_s: float) -> Waiting | None:
-        """Removes and returns the prompt whose turn it is; None if none waits."""
-
     def turns(self, now_s: float) -> Iterator[Waiting]:
-        """Yields all prompts in the order of :meth:`next`; they still wait. None may come or go meanwhile."""
+        """Yields all prompts, the one whose turn it is first; they still wait. None may come or go meanwhile."""
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         """Removes a prompt whose turn it was."""

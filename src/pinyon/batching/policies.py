@@ -6,35 +6,28 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pinyon.batching.fcfs import Fcfs
-from pinyon.batching.feather_settings import FeatherSettings, StoppingRule
 from pinyon.batching.interface import Batching, BatchingPolicy, Rounds
 from pinyon.batching.policy import HeldBlocks
-from pinyon.batching.prefix_line import BySharedPrefix
+from pinyon.batching.prefix_line import BySharedPrefix, FeatherSettings
 from pinyon.batching.rounds import PrefixRounds
 from pinyon.batching.service_order import MostInTime
 from pinyon.batching.waiting_line import ByTurn, RoomInTimeSettings
 from pinyon.core.policies import NoSettings, Registry
-
-__all__ = ["BATCHING_DEFAULT", "BATCHING_POLICIES", "FeatherSettings", "StoppingRule"]
-
-
-class _Made(NamedTuple):
-    """A :class:`Batching` of two functions."""
-
-    policy: Callable[[HeldBlocks], BatchingPolicy]
-    rounds: Callable[[str], Rounds | None]
 
 
 def _everybody(kernel: str) -> None:
     """Returns None: a step decodes all that run."""
 
 
-def _fcfs(_: NoSettings) -> Batching:
-    return _Made(Fcfs, _everybody)
+class _Made(NamedTuple):
+    """A :class:`Batching` of two functions."""
+
+    policy: Callable[[HeldBlocks], BatchingPolicy]
+    rounds: Callable[[str], Rounds | None] = _everybody
 
 
 def _most_in_time(settings: RoomInTimeSettings) -> Batching:
-    return _Made(lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings))), _everybody)
+    return _Made(lambda holdings: Fcfs(holdings, ByTurn(MostInTime(settings))))
 
 
 def _feather(settings: FeatherSettings) -> Batching:
@@ -47,7 +40,7 @@ def _feather(settings: FeatherSettings) -> Batching:
 BATCHING_POLICIES: Registry[Batching] = Registry(
     "batching",
     {
-        "fcfs": (NoSettings, _fcfs),
+        "fcfs": (NoSettings, lambda _: _Made(Fcfs)),
         MostInTime.name: (RoomInTimeSettings, _most_in_time),
         "feather": (FeatherSettings, _feather),
     },

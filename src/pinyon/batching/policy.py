@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.eviction.policy import Traits
+from pinyon.eviction.interface import Traits
 
 
 @dataclass(frozen=True, slots=True)

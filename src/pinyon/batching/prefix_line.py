@@ -10,9 +10,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pinyon.batching.chunked_hash_tree import LEVELS_MAX, ChunkedHashTree
+from pinyon.batching.engine_step import GROUPED
 from pinyon.batching.policy import BatchRequest
+from pinyon.batching.stopping import Always, Bandit, Heuristic, StoppingPolicy
 from pinyon.batching.waiting_line import AgainFirst, passed_over_max_s
 from pinyon.core.policies import check_bounds
 
@@ -30,6 +33,31 @@ class SharedPrefixSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self, chunk_blocks=(1, 4096), passed_over_s=(0, 3600))
+
+
+class StoppingRule(StrEnum):
+    """The rule by which ``feather`` decides that a batch stays as it is."""
+
+    BANDIT = "bandit"
+    HEURISTIC = "heuristic"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatherSettings(SharedPrefixSettings):
+    """Options of the whole policy ``feather``: with ``stop``, the rule by which a batch stays as it is."""
+
+    stop: StoppingRule = StoppingRule.BANDIT
+
+    def stopping(self, kernel: str = "") -> StoppingPolicy:
+        """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
+
+        Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
+        anything. Rules that keep it from growing are of no use, and those that learn find that out.
+        """
+        if self.stop is StoppingRule.BANDIT:
+            return Bandit()
+        return Heuristic() if self.stop is StoppingRule.HEURISTIC and kernel != GROUPED else Always()
 
 
 class BySharedPrefix(AgainFirst):

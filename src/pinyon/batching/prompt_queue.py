@@ -83,7 +83,8 @@ class PromptQueue:
         self._left: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
         """Number of leading keys that are spared for each prompt without blocks."""
-        self._pending_tokens = 0
+        self.pending_tokens = 0
+        """Prompt tokens accepted and neither computed nor reused yet."""
 
     # -- figures
 
@@ -115,11 +116,6 @@ class PromptQueue:
         """Queued prompts for other instances that may not leave, as others before them wait for KV memory."""
         return self.foreign_queued if self._roomless else 0
 
-    @property
-    def pending_tokens(self) -> int:
-        """Prompt tokens accepted and neither computed nor reused yet."""
-        return self._pending_tokens
-
     def left(self, number: int) -> int:
         """Returns the tokens left of a prompt; 0 if it is not known."""
         return self._left.get(number, 0)
@@ -144,7 +140,7 @@ class PromptQueue:
         self._left[prompt.number] = prompt.tokens
         if not prompt.owned:  # an owned one has what is held of it
             self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
-        self._pending_tokens += prompt.tokens
+        self.pending_tokens += prompt.tokens
 
     def start(self, now_s: float) -> list[int]:
         """Returns the prompts that were held back and need not wait any more, then those that leave the queue now."""
@@ -246,7 +242,7 @@ class PromptQueue:
     def advanced(self, number: int, tokens: int) -> None:
         """Subtracts computed ``tokens``; below 0 when something reused turned out not to be there."""
         self._left[number] -= tokens
-        self._pending_tokens -= tokens
+        self.pending_tokens -= tokens
 
     def end(self, number: int) -> bool:
         """Removes a prompt that is done or was given up. Returns False if it is not known."""
@@ -261,7 +257,7 @@ class PromptQueue:
             self._roomless.discard(number)
             self._back.pop(number, None)
             self._unclaim(prompt)
-        self._pending_tokens -= self._left.pop(number)
+        self.pending_tokens -= self._left.pop(number)
         self._unwant(prompt)
         return True
 
@@ -276,26 +272,3 @@ class PromptQueue:
 
     def _unclaim(self, prompt: Prompt) -> None:
         self.published(prompt.number, prompt.keys)
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(prompts): for idle moments and tests."""
-        faults = [
-            (self._queue.keys() & self._active.keys(), "a prompt is both queued and on its way"),
-            (self._queue.keys() != set(self._order), "the order of service is of others than those that wait"),
-            (
-                set(self._owned) != {each for each, prompt in self._queue.items() if prompt.owned},
-                "who brought room along",
-            ),
-            (self._left.keys() != self._queue.keys() | self._active.keys(), "tokens of prompts that are not here"),
-            (self._pending_tokens != sum(self._left.values()), "pending tokens are not the sum of what is left"),
-            (not self._wanted.keys() <= self._left.keys(), "blocks are spared for prompts that are not here"),
-            (not self._roomless <= self._active.keys(), "a prompt that waits for room is not on its way"),
-            (not self._back.keys() <= self._active.keys() - self._roomless, "a prompt is held back that has no room"),
-            (
-                not set(self._claims.values()) <= self._active.keys() - self._roomless,
-                "a claim of a prompt that is not being computed",
-            ),
-        ]
-        broken = [text for wrong, text in faults if wrong]
-        if broken:
-            raise RuntimeError(f"prompt queue: {'; '.join(broken)}")

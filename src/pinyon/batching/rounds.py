@@ -164,10 +164,9 @@ class PrefixRounds:
         self._place += 1
 
     def observe(self, step: StepSeen) -> None:
-        if not step.decoded:
-            self._decode_time.of(step)
-            return
         seconds = self._decode_time.of(step)
+        if not step.decoded:
+            return
         self._measured = self._measured and seconds > 0.0
         self._tokens += step.decoded
         self._seconds += seconds
@@ -212,7 +211,7 @@ class PrefixRounds:
         depths: list[int] = []
         decisions: list[Taken] = []
         while tree.waiting:
-            batch = self._batch(tree.branches()[0], len(batches) + 1 >= BATCHES_MAX, decisions, told)
+            batch = self._batch(tree.of_most(), len(batches) + 1 >= BATCHES_MAX, decisions, told)
             depths.append(tree.tip_depth)
             for number in batch:
                 tree.finish(number)

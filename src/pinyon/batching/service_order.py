@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from pinyon.batching.interface import ServiceOrder
+from pinyon.batching.interface import ServiceOrder, Waiting
 from pinyon.core.policies import NoSettings, Registry, check_bounds
 
 LEAST_S = 0.001
@@ -19,7 +19,6 @@ EXAMINED_MAX = 256
 STALE_MAX = 64
 """Entries of prompts that have left, besides some for each that waits: more are thrown away."""
 
-Waiting = TypeVar("Waiting")
 What = TypeVar("What")
 
 
@@ -54,30 +53,22 @@ class FifoOrder(_Arrived[Waiting, None]):
     def advance(self, waiting: Waiting, seconds: float) -> None:
         """Ignores the progress, which makes no difference."""
 
-    def next(self, now_s: float) -> Waiting | None:
-        first = next(iter(self._all), None)
-        if first is not None:
-            del self._all[first]
-        return first
-
     def turns(self, now_s: float) -> Iterator[Waiting]:
         return iter(self._all)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ageing:
-    """Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most."""
+class AgeingSettings:
+    """Options of :class:`ShortestInTime`.
+
+    Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most.
+    """
 
     age_s: float = 10.0
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_bounds(self, age_s=(0, 1e6), patience_s=(0, 1e6))
-
-
-@dataclass(frozen=True, slots=True)
-class ShortestInTimeSettings(_Ageing):
-    """Options of :class:`ShortestInTime`; see :class:`_Ageing`."""
 
 
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
@@ -89,7 +80,7 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     name: ClassVar[str] = "shortest_in_time"
     short_first: ClassVar[bool] = True
 
-    def __init__(self, settings: ShortestInTimeSettings = ShortestInTimeSettings()) -> None:
+    def __init__(self, settings: AgeingSettings = AgeingSettings()) -> None:
         """Sets the ages. Each prompt has a number, seconds, a deadline, and the time from which it is late."""
         super().__init__()
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
@@ -103,12 +94,6 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
         number, left_s, deadline_s, late_s = self._all[waiting]
         self._all[waiting] = number, max(0.0, left_s - seconds), deadline_s, late_s
 
-    def next(self, now_s: float) -> Waiting | None:
-        first = min(self._all, key=lambda each: self._rank(each, now_s), default=None)
-        if first is not None:
-            del self._all[first]
-        return first
-
     def turns(self, now_s: float) -> Iterator[Waiting]:
         return iter(sorted(self._all, key=lambda each: self._rank(each, now_s)))
 
@@ -121,8 +106,8 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
 
 
 @dataclass(frozen=True, slots=True)
-class MostInTimeSettings(_Ageing):
-    """Options of :class:`MostInTime`; see :class:`_Ageing`. Aged prompts get ``aged_share`` of others' time at most.
+class MostInTimeSettings(AgeingSettings):
+    """Options of :class:`MostInTime`, as :class:`AgeingSettings`. Aged prompts get ``aged_share`` of others' time.
 
     Where more comes than can be computed, all prompts are late for long in the end, and none would be in time.
     """
@@ -131,7 +116,7 @@ class MostInTimeSettings(_Ageing):
     aged_share: float = 0.25
 
     def __post_init__(self) -> None:
-        _Ageing.__post_init__(self)
+        AgeingSettings.__post_init__(self)
         if not 0 < self.aged_share <= 1e6:
             raise ValueError(f"aged_share must be above 0 and at most 1e6, got {self.aged_share}")
 
@@ -188,12 +173,6 @@ class MostInTime(Generic[Waiting]):
         prompt = self._all[waiting] = _Prompt(deadline_s, self._came, seconds, late_s)
         insort(self._open, (prompt, waiting), key=_prompt_of)
         heapq.heappush(self._ages, (late_s, self._came, waiting))
-
-    def next(self, now_s: float) -> Waiting | None:
-        first = next(self.turns(now_s), None)
-        if first is not None:
-            self.take(first, now_s)
-        return first
 
     def turns(self, now_s: float) -> Iterator[Waiting]:
         self._grow_old(now_s)
@@ -310,7 +289,7 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
     "service order",
     {
         FifoOrder.name: (NoSettings, lambda _: FifoOrder()),
-        ShortestInTime.name: (ShortestInTimeSettings, ShortestInTime),
+        ShortestInTime.name: (AgeingSettings, ShortestInTime),
         MostInTime.name: (MostInTimeSettings, MostInTime),
     },
     ServiceOrder,

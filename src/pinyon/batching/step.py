@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pinyon.batching.feather_settings import GROUPED, WHOLE
+from pinyon.batching.engine_step import GROUPED, WHOLE
 from pinyon.batching.interface import Rounds, ServiceOrder
 from pinyon.batching.policies import BATCHING_POLICIES
 from pinyon.batching.policy import StepSeen

@@ -42,23 +42,14 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self._decode_s = 0.0
+        self.decode_s = 0.0
+        """Seconds of a step without prompts; 0 if there was none yet."""
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         """Sums over steps with chunks: depth in tokens, seconds for each token."""
         self._usual = 0
         """Steps with chunks since the last unusual one."""
         self._deepest = 0.0
         """Depth of the deepest chunk; earlier ones count less."""
-
-    @property
-    def known(self) -> bool:
-        """True once a chunk was seen."""
-        return self._weight > 0.0
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds of a step without prompts; 0 if there was none yet."""
-        return self._decode_s
 
     def saw(self, chunks: Iterable[tuple[int, int]], step: StepSeen) -> None:
         """Learns from a step. ``chunks``: ``[start, end)`` of each that was in it."""
@@ -71,10 +62,10 @@ class StepCost:
                 self._decoded(step)
             return
         if step.decoded and step.decode_s > 0.0:
-            self._decode_s += (OTHER_WEIGHT if self._decode_s else 1.0) * (step.decode_s - self._decode_s)
+            self.decode_s += (OTHER_WEIGHT if self.decode_s else 1.0) * (step.decode_s - self.decode_s)
             seconds = step.seconds - step.decode_s
         else:
-            seconds = step.seconds - self._decode_s if step.decoded else step.seconds
+            seconds = step.seconds - self.decode_s if step.decoded else step.seconds
         x, y = depth / tokens, max(0.0, seconds) / tokens
         start_s, slope_s = self.line()
         self._usual += 1
@@ -93,8 +84,8 @@ class StepCost:
         """Learns as if each of the steps were told by itself, each longer than the one before by the same time."""
         steps, growth_s = step.steps, step.growth_s
         first_s = step.seconds / steps - growth_s * (steps - 1) / 2
-        if self._decode_s <= 0.0:
-            self._decode_s = first_s
+        if self.decode_s <= 0.0:
+            self.decode_s = first_s
             first_s += growth_s
             steps -= 1
             if not steps:
@@ -102,7 +93,7 @@ class StepCost:
         rest = 1.0 - OTHER_WEIGHT
         lag_s = growth_s * rest / OTHER_WEIGHT  # the mean of many such steps lags this far behind the last one
         last_s = first_s + growth_s * (steps - 1)
-        self._decode_s = last_s - lag_s + rest**steps * (self._decode_s - (first_s - growth_s - lag_s))
+        self.decode_s = last_s - lag_s + rest**steps * (self.decode_s - (first_s - growth_s - lag_s))
 
     def line(self) -> tuple[float, float]:
         """Returns the seconds of a prompt's first token, and how much more each token takes for each before it."""
@@ -119,9 +110,9 @@ class StepCost:
 
     def left(self, limit_s: float) -> TimeLeft:
         """Returns the time for the chunks of a step that decodes and is to take ``limit_s``."""
-        if not self.known:
+        if not self._weight:
             return TimeLeft(0.0, 0.0, 0.0)
-        return TimeLeft(max(limit_s - self._decode_s, PROMPT_SHARE * self._decode_s), *self.line())
+        return TimeLeft(max(limit_s - self.decode_s, PROMPT_SHARE * self.decode_s), *self.line())
 
 
 class TimeLeft:

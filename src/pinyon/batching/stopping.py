@@ -8,13 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 ADD: Final = 1
 STOP: Final = 0
 Action = int
 
+LOSS_MAX: Final = 5
+"""The heuristic's largest loss, in levels."""
+LOSS_MAX_MANY: Final = 7
+"""The largest loss where at least :data:`MANY` requests share what is left, in levels."""
+MANY: Final = 10
+SMALL: Final = 4
+"""Requests below which a batch takes any, by the heuristic."""
+
+EXPLORATION: Final = 0.05
+"""The paper's c of the bandit, as a share of the mean reward (the paper has 200 tokens/s at some 4,000)."""
+MEMORY: Final = 100.0
+"""Decisions in a state until what the bandit knows of both its actions has faded to 1/e.
+
+So what was tried long ago is tried again. Else a first reward from other times (a smaller batch of the same bin) could
+prevent that for good.
+"""
+DOUBT: Final = 1.0
+"""Trials of an action that count for the bandit after a shift."""
 SCALE_WEIGHT: Final = 0.05
 """Weight of the last reward in the mean that exploration is measured by."""
 DRIFT_WEIGHT: Final = 0.05
@@ -109,33 +126,13 @@ class Always:
             raise ValueError("a policy that does not learn has no table")
 
 
-@dataclass(frozen=True, slots=True)
-class HeuristicSettings:
-    """Limits in levels of chunks, and in requests."""
-
-    loss_max: int = 5
-    loss_max_many: int = 7
-    """The largest loss where at least ``many`` others share what is left."""
-    many: int = 10
-    small: int = 4
-    """A batch with fewer requests takes any."""
-
-    def __post_init__(self) -> None:
-        if min(self.loss_max, self.loss_max_many, self.many, self.small) < 0:
-            raise ValueError("no setting of the heuristic may be negative")
-
-
 class Heuristic(Always):
     """The heuristic of §4.3.2: requests without loss enter, a small batch takes any, others may lose so much."""
 
-    def __init__(self, settings: HeuristicSettings) -> None:
-        self._settings = settings
-
     def adds(self, state: BatchState) -> bool:
-        settings = self._settings
-        if state.loss <= 0 or state.batch < settings.small:
+        if state.loss <= 0 or state.batch < SMALL:
             return True
-        return state.loss <= (settings.loss_max_many if state.peers + 1 >= settings.many else settings.loss_max)
+        return state.loss <= (LOSS_MAX_MANY if state.peers + 1 >= MANY else LOSS_MAX)
 
 
 class Drift:
@@ -182,44 +179,18 @@ class _Arm:
             self.count = count
 
 
-@dataclass(frozen=True, slots=True)
-class BanditSettings:
-    """Options of :class:`Bandit`.
-
-    ``exploration``: the paper's c, as a share of the mean reward (the paper has 200 tokens/s at some 4,000).
-    ``memory``: each decision in a state fades what is known of both its actions by one in so many. So what was tried
-    long ago is tried again. Else a first reward from other times (a smaller batch of the same bin) could prevent that
-    for good. ``doubt``: the number of trials that count after a shift.
-    """
-
-    exploration: float = 0.05
-    memory: float = 100.0
-    doubt: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exploration <= 10:
-            raise ValueError("exploration must be between 0 and 10")
-        if not 1 <= self.doubt <= self.memory <= 1e6:
-            raise ValueError("1 <= doubt <= memory <= 1e6 must hold")
-
-
 class Bandit:
     """A bandit by upper confidence bounds (§4.3.3): the mean reward, and more for what was tried less."""
 
-    def __init__(self, settings: BanditSettings) -> None:
+    def __init__(self) -> None:
         self.learns = True
-        self._settings = settings
         self._arms: dict[Bins, tuple[_Arm, _Arm]] = {}
         """Pairs of (stop, add)."""
         self._total = 0.0
         """Decisions that were rewarded."""
         self._scale = 0.0
         self._drift = Drift()
-        self._explored = 0.0
-
-    @property
-    def exploring(self) -> float:
-        return self._explored
+        self.exploring = 0.0
 
     @property
     def shifts(self) -> int:
@@ -236,11 +207,11 @@ class Bandit:
         else:
             chosen = self._bound(add) >= self._bound(stop)
             best = chosen == (add.mean() >= stop.mean())
-        self._explored += SCALE_WEIGHT * ((0.0 if best else 1.0) - self._explored)
+        self.exploring += SCALE_WEIGHT * ((0.0 if best else 1.0) - self.exploring)
         return chosen
 
     def _bound(self, arm: _Arm) -> float:
-        spread = self._settings.exploration * self._scale
+        spread = EXPLORATION * self._scale
         return arm.mean() + spread * math.sqrt(math.log(max(self._total, 1.0)) / arm.count)
 
     def _of(self, bins: Bins) -> tuple[_Arm, _Arm]:
@@ -250,7 +221,7 @@ class Bandit:
         return arms
 
     def learn(self, episode: Sequence[Taken], tokens_s: float) -> None:
-        keep = 1.0 - 1.0 / self._settings.memory
+        keep = 1.0 - 1.0 / MEMORY
         self._scale += (SCALE_WEIGHT if self._scale else 1.0) * (tokens_s - self._scale)
         taken = [self._of(binned(state))[action] for state, action in episode]
         known = [arm.mean() for arm in taken if arm.count >= KNOWN_MIN and arm.total > 0]
@@ -270,7 +241,7 @@ class Bandit:
         """Keeps the means as a first guess, and lets everything be tried anew."""
         for arms in self._arms.values():
             for arm in arms:
-                arm.weigh(self._settings.doubt)
+                arm.weigh(DOUBT)
         self._total = sum(arm.count for arms in self._arms.values() for arm in arms)
 
     def table(self) -> dict[str, list[float]]:

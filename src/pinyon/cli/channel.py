@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pinyon.cli.failures import SERVICES, plainly
 from pinyon.core.address import parse_address
 from pinyon.core.errors import FailedPrecondition, InvalidArgument
-from pinyon.runtime.channel import PATIENT_CHANNEL_OPTIONS, tls_options
+from pinyon.runtime.channel import client_channel
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER, peer_name
 
 if TYPE_CHECKING:
@@ -105,13 +105,7 @@ def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -
     """Opens a channel to the service of that role, and of that instance id if it is given.
 
     Raises :class:`PinyonError`, also for calls that fail within."""
-    check_address(address)
-    if not tls_dir:
-        channel = grpc.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-    else:
-        options = tls_options(peer_name(role, instance_id), PATIENT_CHANNEL_OPTIONS)
-        channel = grpc.secure_channel(address, _credentials(tls_dir), options=options)
-    with channel:
+    with _channel(address, peer_name(role, instance_id), tls_dir) as channel:
         try:
             yield channel
         except grpc.RpcError as error:
@@ -120,11 +114,16 @@ def open_channel(address: str, role: str, tls_dir: str, instance_id: str = "") -
 
 def open_async_channel(address: str, role: str, tls_dir: str) -> grpc.aio.Channel:
     """Does what :func:`open_channel` does, for a program with an event loop. Raises :class:`InvalidArgument`."""
+    channel: grpc.aio.Channel = _channel(address, peer_name(role), tls_dir, grpc.aio)
+    return channel
+
+
+def _channel(address: str, name: str, tls_dir: str, kind: Any = grpc) -> Any:
     check_address(address)
-    if not tls_dir:
-        return grpc.aio.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
-    options = tls_options(peer_name(role), PATIENT_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, _credentials(tls_dir), options=options)
+    try:
+        return client_channel(address, name, Path(tls_dir) if tls_dir else None, kind)
+    except InvalidArgument as error:
+        raise _unusable(error.message) from None
 
 
 def trusted(tls_dir: str) -> ssl.SSLContext:
@@ -137,15 +136,6 @@ def trusted(tls_dir: str) -> ssl.SSLContext:
     except OSError as error:  # ssl.SSLError too
         said = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else f"cannot be read: {error.strerror}"
         raise _unusable(f"{path} {said}") from None
-
-
-def _credentials(tls_dir: str) -> grpc.ChannelCredentials:
-    from pinyon.runtime.tls import client_credentials  # with TLS only, because it imports cryptography
-
-    try:
-        return client_credentials(Path(tls_dir))
-    except InvalidArgument as error:
-        raise _unusable(error.message) from None
 
 
 def _unusable(said: str) -> InvalidArgument:

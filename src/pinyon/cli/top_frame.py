@@ -33,28 +33,13 @@ class ControllerSample(NamedTuple):
     reply: controller_pb2.ListRegionsResponse
 
 
-class TopColumn(NamedTuple):
-    title: str
-    right: bool = False
-    least: int = 0
-    """The least width in characters, so that a table of changing values stands still."""
-
-
-def words(*titles: str) -> tuple[TopColumn, ...]:
-    return tuple(TopColumn(title) for title in titles)
-
-
-def numbers(*titles: str, least: int = 0) -> tuple[TopColumn, ...]:
-    return tuple(TopColumn(title, True, least) for title in titles)
-
-
-MEMBERS = (
-    *words("REGION", "LB", "STATE"),
-    *numbers("QUEUE", "FLIGHT", "FREE", "HITS", "OUT/s", "IN/s"),
-    *words("SERVES"),
-)
-INSTANCES = (*words("LB", "INSTANCE"), *numbers("PEND", "RUN", "SENT"), *words("FREE"))
-METRICS = (*words("METRIC"), *numbers("VALUE", "PER s"))
+# The columns of tables: the title, as wide as the column is at least; ">" before it: the cells stand to the right.
+MEMBERS = ("REGION", "LB", "STATE", ">QUEUE", ">FLIGHT", ">FREE", ">HITS", ">OUT/s", ">IN/s", "SERVES")
+INSTANCES = ("LB", "INSTANCE", ">PEND", ">RUN", ">SENT", "FREE")
+METRICS = ("METRIC", ">VALUE", ">PER s")
+RATES = (" " * 11, ">TOKENS/s", ">PROMPT/s", ">REQUESTS/s", ">FAILED/s", ">HITS")
+TIMES = (" " * 11, ">TTFT P50", ">    P90", ">    P99", ">TBT P50", ">    P90", ">    P99")
+WORKERS = ("INSTANCE", "ROLE", ">PENDING", ">RUNNING", ">TOKENS/s", ">    TBT", ">KV USED", ">CACHED", "STATE")
 
 
 def controller_frame(
@@ -144,24 +129,20 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
     return table(INSTANCES, rows) if rows else []
 
 
-def table(
-    columns: Sequence[TopColumn], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")
-) -> list[Text]:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")) -> list[Text]:
     """Returns a head, and a line for each row in its style."""
+    titles = [column.removeprefix(">") for column in columns]
     clean = [[plain(cell) for cell in row] for row in rows]
-    widths = [
-        max([column.least, len(column.title), *[len(row[place]) for row in clean]])
-        for place, column in enumerate(columns)
-    ]
+    widths = [max(map(len, cells)) for cells in zip(titles, *clean, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         parts = [
-            cell.rjust(width) if column.right else cell.ljust(width)
+            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
             for cell, width, column in zip(cells, widths, columns, strict=True)
         ]
         return "  ".join(parts).rstrip()
 
-    head = Text(line([column.title for column in columns]), "dim")
+    head = Text(line(titles), "dim")
     return [head, *[Text(line(row), style) for row, style in zip(clean, styles, strict=False)]]
 
 
@@ -181,11 +162,9 @@ def fit(lines: Sequence[Text], width: int, height: int) -> list[Text]:
     if len(shown) > height:
         left = len(shown) - height + 1
         shown = [*shown[: height - 1], Text(f"... {left} more", "dim")]
-    return [Text(_clipped(plain(line.plain), width), line.style, no_wrap=True, overflow="crop") for line in shown]
-
-
-def _clipped(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + ">"
+    texts = [plain(line.plain) for line in shown]
+    clipped = [text if len(text) <= width else text[: width - 1] + ">" for text in texts]
+    return [Text(text, line.style, no_wrap=True, overflow="crop") for text, line in zip(clipped, shown, strict=True)]
 
 
 TTFT, TBT = "pinyon_lb_ttft_seconds", "pinyon_lb_tbt_seconds"
@@ -199,16 +178,6 @@ LAST_S = 60.0
 """The seconds that the middle row covers at most."""
 
 ORDER: dict[Role | None, int] = {Role.PREFILL: 0, Role.MIXED: 1, Role.DECODE: 2, Role.STORE: 3}
-
-RATES = (TopColumn("", least=11), *numbers("TOKENS/s", "PROMPT/s", "REQUESTS/s", "FAILED/s", "HITS"))
-TIMES = (
-    *(TopColumn("", least=11), *numbers("TTFT P50"), *numbers("P90", "P99", least=7)),
-    *(*numbers("TBT P50"), *numbers("P90", "P99", least=7)),
-)
-SUITE_INSTANCES = (
-    *(*words("INSTANCE", "ROLE"), *numbers("PENDING", "RUNNING", "TOKENS/s"), *numbers("TBT", least=7)),
-    *(*numbers("KV USED", "CACHED"), *words("STATE")),
-)
 
 
 class BalancerPage(NamedTuple):
@@ -414,7 +383,7 @@ def _suite_instances(instances: Sequence[conductor_pb2.Instance]) -> list[Text]:
                 state,
             )
         )
-    return table(SUITE_INSTANCES, rows, styles)
+    return table(WORKERS, rows, styles)
 
 
 def _share(blocks: int, capacity: int) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -88,8 +88,7 @@ def add_command(commands: Any) -> None:
 
 _NAMES = (
     *("advertise_host", "transfer_transports", "transfer_nics", "transfer_topology", "transfer_allow_shm"),
-    *("transfer_nixl", "transfer_nixl_without_authentication", "tls_dir", "cluster_secret_file"),
-    *("transfer_checksum", "transfer_spin_us"),
+    *("tls_dir", "cluster_secret_file", "transfer_checksum", "transfer_spin_us"),
 )
 _SETTINGS = {name: "--" + name.removeprefix("transfer_").replace("_", "-") for name in _NAMES}
 """The options of the settings that a bench has."""
@@ -242,7 +241,8 @@ def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDes
         word = process.stdout.readline()
         late.cancel()
         if not word:
-            raise InvalidArgument(f"the other process did not start: {_last_line(process.stderr)}", field="target")
+            *_, last = process.stderr.read().strip().splitlines() or ["no message"]
+            raise InvalidArgument(f"the other process did not start: {last}", field="target")
         yield parse_target(word)
     finally:
         late.cancel()
@@ -252,10 +252,6 @@ def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDes
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-
-
-def _last_line(stream: IO[str]) -> str:
-    return (stream.read().strip().splitlines() or ["no message"])[-1]
 
 
 def _requests(

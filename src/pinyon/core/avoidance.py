@@ -62,9 +62,6 @@ class Avoidance:
         """Returns whether the peer has failed without good news since; its pause may be over."""
         return peer in self._until
 
-    def __len__(self) -> int:
-        return len(self._until)
-
 
 def blames_peer(error: PinyonError, offered_s: float = math.inf, whole_s: float = math.inf) -> bool:
     """Returns whether the error speaks against the peer.

@@ -10,8 +10,6 @@ from librt.strings import read_i64_be, read_i64_le
 from mypy_extensions import i64
 from numpy.typing import NDArray
 
-from pinyon.core.compiled import compiled
-
 ABSENT_MAX = 16
 """The number of absent members that a ring keeps, in addition to as many as are in the pool."""
 STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -35,7 +33,7 @@ class HashRing:
         self._at: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
         self._bytes: tuple[bytes, bytes] = b"", b""
-        """The points and owners as bytes, which compiled code reads quickly."""
+        """The points and owners as bytes, which are read more quickly than arrays."""
         self.change(members, ())
 
     @property
@@ -44,18 +42,15 @@ class HashRing:
 
     def change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         """Adds and removes members. Only points of new members are computed, and inserted among the existing points."""
-        self._change(new, gone)
-        if compiled():
-            self._bytes = self._at.tobytes(), self._owners.tobytes()
-
-    def _change(self, new: Iterable[str], gone: Iterable[str]) -> None:
         lost = [self._numbers.pop(name) for name in gone]
         if lost:
             stay = ~np.isin(self._owners, lost)
             self._at, self._owners = self._at[stay], self._owners[stay]
-        names = sorted(new)
-        if not names:
-            return
+        if names := sorted(new):
+            self._insert(names)
+        self._bytes = self._at.tobytes(), self._owners.tobytes()
+
+    def _insert(self, names: list[str]) -> None:
         count = self._virtual_nodes
         at = _points(names, count, self._seed)
         self._number_anew()
@@ -93,24 +88,16 @@ class HashRing:
         With ``among``, only these count as members.
         """
         digest, names = xxhash.xxh3_64_digest(key, self._seed), self._names
-        if compiled():
-            points, numbers = self._bytes
-            count = i64(len(points)) // 8
-            place = lower_bound(points, read_i64_be(digest, 0))
-            for _ in range(count):
-                if place == count:
-                    place = 0
-                name = names[read_i64_le(numbers, 8 * place)]
-                if name != other_than and (among is None or name in among):
-                    return name
-                place += 1
-            return None
-        owners = self._owners
-        start = int(self._at.searchsorted(np.uint64(int.from_bytes(digest, "big"))))
-        for step in range(start - len(owners), start):
-            name = names[int(owners[step])]
+        points, numbers = self._bytes
+        count = i64(len(points)) // 8
+        place = lower_bound(points, read_i64_be(digest, 0))
+        for _ in range(count):
+            if place == count:
+                place = 0
+            name = names[read_i64_le(numbers, 8 * place)]
             if name != other_than and (among is None or name in among):
                 return name
+            place += 1
         return None
 
 

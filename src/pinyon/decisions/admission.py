@@ -258,8 +258,7 @@ class Admission:
         return sum([blocks for other, blocks in self._blocks.items() if other > number])
 
     def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
-        self._pool.check_integrity()
+        """Raises ``RuntimeError`` if the books, but for the pool's, do not balance. O(requests): for tests."""
         if self._policy.waiting != len(self._waiting) or self._wanted.keys() != self._waiting.keys():
             raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
         if len(self.prefixes) != len(self._decoded):

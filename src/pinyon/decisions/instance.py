@@ -15,7 +15,7 @@ from pinyon.core.journal import Journal
 from pinyon.decisions.admission import Admission
 from pinyon.decisions.batch_room import BatchRoom
 from pinyon.eviction import EVICTION_POLICIES
-from pinyon.eviction.policy import Refit, at_once
+from pinyon.eviction.interface import Refit, at_once
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 
 ADMITTED_PER_PLACE = 2

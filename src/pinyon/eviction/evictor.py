@@ -8,8 +8,8 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from pinyon.eviction.policy import (
-    Belief,
+from pinyon.eviction.fit import Fit
+from pinyon.eviction.interface import (
     EvictionPolicy,
     Key,
     KnownOf,
@@ -41,7 +41,7 @@ class Regrets(NamedTuple):
 class Evictor(Generic[Key]):
     """The evictor of one pool.
 
-    Its calls are those of :class:`pinyon.eviction.policy.EvictionPolicy`, and O(keys) besides the policy's own cost.
+    Its calls are those of :class:`pinyon.eviction.interface.EvictionPolicy`, and O(keys) besides the policy's own cost.
     Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
     the deepest first. To the policy they are pinned until then; to all others they may go.
 
@@ -64,8 +64,10 @@ class Evictor(Generic[Key]):
         self._now_s = 0.0
         self._held = 0
         self._ghosts: OrderedDict[Key, float] = OrderedDict()
-        self._evicted = 0
-        self._regretted, self._regretted_s = 0, 0.0
+        self.evicted = 0
+        """The number of keys evicted since the start."""
+        self.regrets = Regrets(0, 0.0)
+        """The regrets since the start."""
 
     # -- what happens
 
@@ -95,11 +97,13 @@ class Evictor(Generic[Key]):
         ghosts = self._ghosts
         if ghosts.keys().isdisjoint(keys):
             return
+        number, seconds = self.regrets
         for key in keys:
             went_s = ghosts.pop(key, None)
             if went_s is not None:
-                self._regretted += 1
-                self._regretted_s += now_s - went_s
+                number += 1
+                seconds += now_s - went_s
+        self.regrets = Regrets(number, seconds)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         self._policy.used(keys, now_s, traits, offsets)
@@ -191,7 +195,7 @@ class Evictor(Generic[Key]):
 
     def _went(self, keys: Sequence[Key], now_s: float) -> None:
         ghosts, limit = self._ghosts, self._held
-        self._evicted += len(keys)
+        self.evicted += len(keys)
         self._held -= len(keys)
         for key in keys:
             ghosts[key] = now_s
@@ -240,17 +244,7 @@ class Evictor(Generic[Key]):
         """The number of wanted keys, held or not."""
         return len(self._wanted)
 
-    @property
-    def evicted(self) -> int:
-        """The number of keys evicted since the start."""
-        return self._evicted
-
-    @property
-    def regrets(self) -> Regrets:
-        """The regrets since the start."""
-        return Regrets(self._regretted, self._regretted_s)
-
-    def beliefs(self) -> Mapping[str, Belief]:
+    def beliefs(self) -> Mapping[str, Fit]:
         """Returns the policy's :meth:`LearningEviction.beliefs`, or none if it does not learn."""
         policy = self._policy
         return policy.beliefs() if isinstance(policy, LearningEviction) else {}

@@ -8,9 +8,8 @@ import math
 from typing import Generic
 
 from pinyon.eviction.hazard_table import BINS, EDGES_S, HazardTable, bin_of
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 from pinyon.eviction.prefix_tree import TreeRun
-from pinyon.eviction.run_note import RunNote
 from pinyon.eviction.tenant_shares import TenantShares
 
 STALE_MIN = 1024
@@ -45,34 +44,33 @@ class RunQueues(Generic[Key]):
 
     def enter(self, run: TreeRun[Key], now_s: float) -> None:
         """Adds a run that may go, if it is not there already."""
-        note: RunNote = run.note
-        if not note.stamp & 1:
-            note.stamp += 1
+        if not run.stamp & 1:
+            run.stamp += 1
             self._inside += 1
             self._known = False
-            note.bin = bin_of(now_s - note.last_s)
-            self._append(run, note)
+            run.bin = bin_of(now_s - run.last_s)
+            self._append(run)
             if self._entries > 2 * self._inside + STALE_MIN:
                 self._sweep()
 
-    def leave(self, note: RunNote) -> None:
+    def leave(self, run: TreeRun[Key]) -> None:
         """Takes out a run that may not go or no longer exists."""
-        if note.stamp & 1:
-            note.stamp += 1
+        if run.stamp & 1:
+            run.stamp += 1
             self._inside -= 1
-            if self._first is not None and self._first[1].note is note:
+            if self._first is not None and self._first[1] is run:
                 self._known = False
 
-    def _append(self, run: TreeRun[Key], note: RunNote) -> None:
-        name = (note.of.number, note.bin)
+    def _append(self, run: TreeRun[Key]) -> None:
+        name = (run.of.number, run.bin)
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = []
-        if note.bin < BINS - 1:
-            self._look(name, note.last_s + EDGES_S[note.bin + 1])
+        if run.bin < BINS - 1:
+            self._look(name, run.last_s + EDGES_S[run.bin + 1])
         if not queue:
             heapq.heappush(self._order, (self._table.value(*name), *name))
-        heapq.heappush(queue, (note.last_s, next(self._number), run, note.stamp))
+        heapq.heappush(queue, (run.last_s, next(self._number), run, run.stamp))
         self._entries += 1
 
     def _look(self, name: tuple[int, int], at_s: float) -> None:
@@ -85,7 +83,7 @@ class RunQueues(Generic[Key]):
     def _sweep(self) -> None:
         """Removes all outdated entries."""
         for queue in self._queues.values():
-            queue[:] = [entry for entry in queue if entry[2].note.stamp == entry[3]]
+            queue[:] = [entry for entry in queue if entry[2].stamp == entry[3]]
             heapq.heapify(queue)
         self._entries = self._inside
         self.reorder()
@@ -103,12 +101,11 @@ class RunQueues(Generic[Key]):
             edge_s = EDGES_S[bin + 1]
             while queue:
                 _, _, run, stamp = queue[0]
-                note: RunNote = run.note
-                if note.stamp == stamp:
-                    if note.last_s + edge_s > now_s:
+                if run.stamp == stamp:
+                    if run.last_s + edge_s > now_s:
                         break
-                    note.bin = max(bin + 1, bin_of(now_s - note.last_s))  # also if rounding says less
-                    self._append(run, note)
+                    run.bin = max(bin + 1, bin_of(now_s - run.last_s))  # also if rounding says less
+                    self._append(run)
                 heapq.heappop(queue)
                 self._entries -= 1
             if queue:
@@ -128,7 +125,7 @@ class RunQueues(Generic[Key]):
         while order:
             _, number, bin = order[0]
             queue = self._queues.get((number, bin))
-            while queue and queue[0][2].note.stamp != queue[0][3]:
+            while queue and queue[0][2].stamp != queue[0][3]:
                 heapq.heappop(queue)
                 self._entries -= 1
             if not queue:
@@ -150,75 +147,68 @@ class FairQueues(Generic[Key]):
     """The runs that may go, in queues per group of tenants.
 
     If ``fair``, nothing is taken from a tenant within its share while another holds more than its own. Runs that are
-    old and all but worthless are not protected. If not ``fair``, worth alone decides."""
+    old and all but worthless are not protected. If not ``fair``, all tenants are one group, and worth alone decides."""
 
     def __init__(self, table: HazardTable, fair: bool) -> None:
         self._table = table
         self._queues: dict[int, RunQueues[Key]] = {}
         """The queues by group of tenants."""
         self._now_s = 0.0
-        self._shares = TenantShares() if fair else None
+        self._fair = fair
+        self._shares = TenantShares()
         self._nobody_above = False
         """True if shares let no run go since :meth:`advance`; then they decide nothing."""
 
-    def whose(self, note: RunNote, tenant: str) -> None:
-        """Sets the tenant of a note whose run holds nothing yet."""
-        note.tenant = tenant
-        if self._shares is not None:
-            note.group = self._shares.group(tenant)
+    def whose(self, run: TreeRun[Key], tenant: str) -> None:
+        """Sets the tenant of a run whose keys are not counted yet."""
+        run.tenant = tenant
+        run.group = self._shares.group(tenant) if self._fair else 0
 
     def hand(self, run: TreeRun[Key], tenant: str, now_s: float) -> None:
         """Hands a run over to another tenant."""
         self.leave(run)
         self.count(run, -len(run.keys))
-        self.whose(run.note, tenant)
+        self.whose(run, tenant)
         self.count(run, len(run.keys))
         self.place(run, now_s)
 
     def count(self, run: TreeRun[Key], more: int) -> None:
         """Counts ``more`` keys for the tenant of this run."""
-        shares = self._shares
-        if shares is not None:
-            note: RunNote = run.note
-            shares.add(note.group, more)
+        self._shares.add(run.group, more)
 
-    def again(self, note: RunNote, now_s: float) -> None:
+    def again(self, run: TreeRun[Key], now_s: float) -> None:
         """Counts a reuse of a run by its tenant, before its last use is updated."""
-        if self._shares is not None:
-            self._shares.again(note.group, now_s - note.last_s)
+        self._shares.again(run.group, now_s - run.last_s)
 
     def most(self, run: TreeRun[Key]) -> int:
         """Returns how many of the run's keys may be taken now."""
-        note: RunNote = run.note
-        free = len(run.keys) - note.fixed
-        return free if self._faded(note) else min(free, self.above(note.group))
+        free = len(run.keys) - run.fixed
+        return free if self._faded(run) else min(free, self.above(run.group))
 
-    def _faded(self, note: RunNote) -> bool:
-        if self._shares is not None and self._now_s - note.last_s < self._shares.protects_s(note.group):
+    def _faded(self, run: TreeRun[Key]) -> bool:
+        if self._now_s - run.last_s < self._shares.protects_s(run.group):
             return False
-        return FADED * self._table.value(note.of.number, note.bin) <= self._table.value(note.of.number, 0)
+        return FADED * self._table.value(run.of.number, run.bin) <= self._table.value(run.of.number, 0)
 
     def above(self, group: int) -> int:
         """Returns how many keys may be taken from a group of tenants now."""
-        return MANY if self._shares is None or self._nobody_above else self._shares.above(group)
+        return MANY if self._nobody_above else self._shares.above(group)
 
     def place(self, run: TreeRun[Key], now_s: float) -> None:
         """Queues a run if its end may go, else takes it out: another run extends it, or its end is pinned."""
-        note: RunNote = run.note
-        if len(run.keys) == note.fixed or run.children:
+        if len(run.keys) == run.fixed or run.children:
             self.leave(run)
             return
-        queues = self._queues.get(note.group)
+        queues = self._queues.get(run.group)
         if queues is None:
-            queues = self._queues[note.group] = RunQueues(self._table)
+            queues = self._queues[run.group] = RunQueues(self._table)
         queues.enter(run, now_s)
 
     def leave(self, run: TreeRun[Key]) -> None:
         """Takes a run out of its queue, if it is in one."""
-        note: RunNote = run.note
-        queues = self._queues.get(note.group)
+        queues = self._queues.get(run.group)
         if queues is not None:
-            queues.leave(note)
+            queues.leave(run)
 
     def advance(self, now_s: float) -> None:
         """Moves on to ``now_s``; to be called before victims are asked for."""

@@ -21,12 +21,11 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pinyon.eviction.policy import Belief
+from pinyon.eviction.fit import Fit
 
 EDGES_S = (0.0, *(2.0**step for step in range(17)))
 """The lower edges of the bins: 0, then 1 s to 65,536 s (18 h), doubling; the last bin is open."""
@@ -82,13 +81,6 @@ class Sample:
         self.last_s = last_s
         self.bin = 0
         self.over = False
-
-
-class _Snapshot(NamedTuple):
-    parents: NDArray[np.int64]
-    depths: NDArray[np.int64]
-    again: NDArray[np.float64]
-    seen: NDArray[np.float64]
 
 
 class HazardTable:
@@ -238,15 +230,13 @@ class HazardTable:
         self._faded_s = now_s
         self._forget()
         count = self._rows
-        again = self._again[:count].copy()
-        seen = (
-            again + self._through[:count] + 0.5 * self._waiting[:count]
-        )  # a sample that is still in a bin counts as half
-        snapshot = _Snapshot(self._parents[:count].copy(), self._depths[:count].copy(), again, seen)
+        parents, depths, again = self._parents[:count].copy(), self._depths[:count].copy(), self._again[:count].copy()
+        # A sample that is still in a bin counts as half.
+        seen = again + self._through[:count] + 0.5 * self._waiting[:count]
         unused = [number for number in self._free if number < count]
 
         def work() -> NDArray[np.float64]:
-            values = values_of(hazards_of(snapshot))
+            values = values_of(hazards_of(parents, depths, again, seen))
             values[unused] = 0.0
             return values
 
@@ -260,7 +250,7 @@ class HazardTable:
             if each.parent is not None and not (each.number < len(values) and there_was[each.number]):
                 self._values[each.number] = self._values[each.parent.number]
 
-    def beliefs(self) -> dict[str, Belief]:
+    def beliefs(self) -> dict[str, Fit]:
         """Returns the beliefs of the classes whose name is a string."""
         count = self._rows
         again, through = self._again[:count].copy(), self._through[:count].copy()
@@ -270,11 +260,11 @@ class HazardTable:
         uses = -np.diff(unused, axis=1, prepend=1.0)
         shares = uses.sum(1)
         means_s = uses @ (EDGES_S + WIDTHS_S / 2) / np.maximum(shares, 1e-12)
-        found = {}
-        for each in self._classes.values():
-            if isinstance(each.name, str):
-                found[each.name] = Belief(float(shares[each.number]), float(means_s[each.number]))
-        return found
+        return {
+            each.name: Fit(float(shares[each.number]), float(means_s[each.number]))
+            for each in self._classes.values()
+            if isinstance(each.name, str)
+        }
 
 
 def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: NDArray[np.float64]) -> None:
@@ -285,9 +275,12 @@ def _add_parts(parents: NDArray[np.int64], depths: NDArray[np.int64], *counts: N
             np.add.at(each, parents[parts], each[parts])
 
 
-def hazards_of(snapshot: _Snapshot) -> NDArray[np.float64]:
-    """Returns the probability, by class and bin, that a sample which reached the bin is used in it."""
-    parents, depths, again, seen = snapshot
+def hazards_of(
+    parents: NDArray[np.int64], depths: NDArray[np.int64], again: NDArray[np.float64], seen: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns the probability, by class and bin, that a sample which reached the bin is used in it.
+
+    ``again`` and ``seen`` are those of each class without its parts; they are changed."""
     _add_parts(parents, depths, again, seen)
     hazards = np.empty_like(seen)
     rate = FIRST_RATE

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Generic
 
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.interface import Key, Traits
 
 
 class Lru(Generic[Key]):

@@ -18,7 +18,7 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import Generic
 
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 
 ALLOWED = 0.005
 """The share of all keys asked for by which the policy may have fewer hits than LRU without a debt."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pinyon.core.policies import NoSettings, Registry
+from pinyon.eviction.interface import EvictionPolicy
 from pinyon.eviction.lru import Lru
-from pinyon.eviction.policy import EvictionPolicy
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.workload_aware import WorkloadAware, WorkloadAwareSettings
 

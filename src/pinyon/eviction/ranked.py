@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any, Generic
 
-from pinyon.eviction.policy import Key
+from pinyon.eviction.interface import Key
 
 STALE_MIN = 1024
 

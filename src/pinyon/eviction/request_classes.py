@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from typing import Any
 
-from pinyon.eviction.hazard_table import HazardClass, HazardTable, Sample
-from pinyon.eviction.run_note import RunNote
+from pinyon.eviction.hazard_table import HazardClass, HazardTable
+from pinyon.eviction.prefix_tree import TreeRun
 
 TENANTS_MAX = 65_536
 ANY, OTHER, SHARED, LEFT = "(any)", "(other)", "(shared)", "(left)"
@@ -18,6 +19,7 @@ TURNS = (1, 2, 3, 4, 5, 7, 10, 15, 23)
 MORE_TURNS = "more"
 """The name of all turns beyond the last bound."""
 GAPS_S = (4.0, 16.0, 64.0, 256.0, 1024.0)
+"""The bounds of the ranges of gaps, as those of turns."""
 TENANT_PRIOR = 3.0
 TENANT_LEVELS = 8
 RECENT = 64.0
@@ -44,10 +46,10 @@ class RequestClasses:
         self._any, self._other = table.keep(ANY), table.keep(OTHER)
         self._shared, self._left = table.keep(SHARED), table.keep(LEFT)
 
-    def tip(self, note: RunNote, blocks: int, now_s: float) -> None:
+    def tip(self, run: TreeRun[Any], blocks: int, now_s: float) -> None:
         """Gives a class to a run at whose end a request's prompt ends, ``blocks`` long, and begins its sample."""
-        later = note.turn > 1
-        tenant = self._tenant(note.tenant)
+        later = run.turn > 1
+        tenant = self._tenant(run.tenant)
         for each in (tenant, self._all):
             each.began[later] += 1.0
             if each.began[later] > RECENT:
@@ -56,48 +58,47 @@ class RequestClasses:
         usual = (self._all.again[later] + 1.0) / (self._all.began[later] + 2.0)
         rate = (tenant.again[later] + TENANT_PRIOR * usual) / (tenant.began[later] - 1.0 + TENANT_PRIOR)
         table = self._table
-        kind = self._kind(note.kind)
+        kind = self._kind(run.kind)
         stage = table.of((kind.name, later), kind)
-        turns = next((str(turn) for turn in TURNS if note.turn <= turn), MORE_TURNS)
+        turns = next((str(turn) for turn in TURNS if run.turn <= turn), MORE_TURNS)
         of = table.of(f"{kind.name}/{turns}", stage)
         if later:
-            of = table.of((of.name, "gap", _bucket(note.gap_s, GAPS_S)), of)
-        if note.tenant:
+            of = table.of((of.name, "gap", bisect_left(GAPS_S, run.gap_s)), of)
+        if run.tenant:
             of = table.of((of.name, "tenant", min(TENANT_LEVELS - 1, int(rate * TENANT_LEVELS))), of)
-        note.of = table.of((of.name, "blocks", blocks.bit_length()), of)
-        note.sample = table.begin(note.of, now_s)
+        run.of = table.of((of.name, "blocks", blocks.bit_length()), of)
+        run.sample = table.begin(run.of, now_s)
 
-    def shared(self, note: RunNote, now_s: float) -> None:
+    def shared(self, run: TreeRun[Any], now_s: float) -> None:
         """Gives a class to a run after which requests went on differently; from now on its own uses count."""
-        self.forget(note)
+        self.forget(run)
         table = self._table
-        pace = _bucket(note.gap_s, GAPS_S)
+        pace = bisect_left(GAPS_S, run.gap_s)
         paced = table.of((SHARED, pace), self._shared)
-        note.of = table.of((SHARED, pace, min(4, note.branches.bit_length())), paced)
-        note.sample = table.begin(note.of, now_s)
+        run.of = table.of((SHARED, pace, min(4, run.branches.bit_length())), paced)
+        run.sample = table.begin(run.of, now_s)
 
-    def left(self, note: RunNote, now_s: float) -> None:
+    def left(self, run: TreeRun[Any], now_s: float) -> None:
         """Gives a class to a run that the next turn did not use, though it used the run before."""
-        if note.sample is not None:
-            self.again(note.sample, note, now_s)
-        note.of = self._left
-        note.sample = self._table.begin(note.of, note.last_s)
-        note.turn = 0
+        self.again(run, now_s)
+        run.of = self._left
+        run.sample = self._table.begin(run.of, run.last_s)
+        run.turn = 0
 
-    def again(self, sample: Sample, note: RunNote, now_s: float) -> None:
-        """Counts a reuse, for the sample and for the tenant."""
-        if sample.over:
+    def again(self, run: TreeRun[Any], now_s: float) -> None:
+        """Counts a reuse, for the run's sample and for the tenant."""
+        if run.sample is None or run.sample.over:
             return
-        self._table.again(sample, now_s)
-        if note.turn:
-            for each in (self._tenant(note.tenant), self._all):
-                each.again[note.turn > 1] += 1.0
+        self._table.again(run.sample, now_s)
+        if run.turn:
+            for each in (self._tenant(run.tenant), self._all):
+                each.again[run.turn > 1] += 1.0
 
-    def forget(self, note: RunNote) -> None:
+    def forget(self, run: TreeRun[Any]) -> None:
         """Ends the run's sample, as its fate tells nothing any more."""
-        if note.sample is not None:
-            self._table.give_up(note.sample)
-            note.sample = None
+        if run.sample is not None:
+            self._table.give_up(run.sample)
+            run.sample = None
 
     def _kind(self, name: str) -> HazardClass:
         if not name:
@@ -115,10 +116,3 @@ class RequestClasses:
         else:
             self._tenants.move_to_end(name)
         return found
-
-
-def _bucket(value: float, edges: Sequence[float]) -> int:
-    for number, edge in enumerate(edges):
-        if value <= edge:
-            return number
-    return len(edges)

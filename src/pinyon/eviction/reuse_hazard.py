@@ -25,13 +25,12 @@ from typing import Any, Generic
 
 from pinyon.core.policies import check_bounds
 from pinyon.eviction.fair_queues import FairQueues
-from pinyon.eviction.hazard_table import HazardTable, Sample, bin_of
+from pinyon.eviction.fit import Fit
+from pinyon.eviction.hazard_table import HazardTable, bin_of
+from pinyon.eviction.interface import Key, Traits, kind_and_turn
 from pinyon.eviction.lru_guard import LruGuard
-from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
-from pinyon.eviction.prefix_tree import PrefixTree, TreeRun
+from pinyon.eviction.prefix_tree import PrefixTree, RunPins, TreeRun
 from pinyon.eviction.request_classes import RequestClasses
-from pinyon.eviction.run_note import RunNote
-from pinyon.eviction.run_pins import RunPins
 
 STALE_MIN = 1024
 LATER_MAX = 64
@@ -65,8 +64,9 @@ class ReuseHazard(Generic[Key]):
         self._classes = RequestClasses(self._table)
         self._queues: FairQueues[Key] = FairQueues(self._table, settings.fair)
         self._guard: LruGuard[Key] | None = LruGuard() if settings.guard else None
-        self._ghosts: OrderedDict[Key, tuple[Sample, RunNote]] = OrderedDict()
-        self._beliefs: Mapping[str, Belief] = {}
+        self._ghosts: OrderedDict[Key, TreeRun[Key]] = OrderedDict()
+        """Evicted runs whose samples go on, by their first keys."""
+        self._beliefs: Mapping[str, Fit] = {}
         self._refit_at_s = -math.inf
 
     # -- what happens
@@ -85,32 +85,30 @@ class ReuseHazard(Generic[Key]):
             self._queues.count(parent, len(keys))
             self._queues.place(parent, now_s)
             return
-        note = RunNote(now_s, self._table.root)
-        note.kind, turn = kind_and_turn(traits.category)
-        self._queues.whose(note, traits.tenant)
+        turn, gap_s = 0, 0.0
         if came_back is not None:
-            note.turn, note.gap_s = came_back.turn + 1, now_s - came_back.last_s
+            turn, gap_s = came_back.turn + 1, now_s - came_back.last_s
         if parent is not None:
-            before: RunNote = parent.note
-            if before.pending:  # the parent was just used by the request that stores these keys
-                note.turn, note.gap_s = before.turn, before.gap_s
-                before.pending = False
-                self._classes.forget(before)
-            elif before.branches:
+            if parent.pending:  # the parent was just used by the request that stores these keys
+                turn, gap_s = parent.turn, parent.gap_s
+                parent.pending = False
+                self._classes.forget(parent)
+            elif parent.branches:
                 pass
-            elif before.last_s == now_s:
-                note.turn, note.gap_s = before.turn + 1, before.gap_s
+            elif parent.last_s == now_s:
+                turn, gap_s = parent.turn + 1, parent.gap_s
             elif not parent.children:
-                note.turn, note.gap_s = before.turn + 1, now_s - before.last_s
+                turn, gap_s = parent.turn + 1, now_s - parent.last_s
             else:
-                self._branched(before, now_s)
+                self._branched(parent, now_s)
             self._queues.leave(parent)
-        note.turn = turn or note.turn or 1
-        note.growing = True
-        run = self._tree.add(keys, offsets[0], parent)
-        run.note = note
+        run = self._tree.add(keys, offsets[0], parent, now_s, self._table.root)
+        run.kind, said = kind_and_turn(traits.category)
+        run.turn, run.gap_s = said or turn or 1, gap_s
+        run.growing = True
+        self._queues.whose(run, traits.tenant)
         self._queues.count(run, len(keys))
-        self._classes.tip(note, run.first + len(run.keys), now_s)
+        self._classes.tip(run, run.first + len(run.keys), now_s)
         self._queues.place(run, now_s)
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
@@ -122,8 +120,8 @@ class ReuseHazard(Generic[Key]):
             run = tree.run_of(keys[at])
             end, count = tree.match(run, keys, at)
             at += count
-            if traits is None or traits.tenant == run.note.tenant:
-                self._queues.again(run.note, now_s)
+            if traits is None or traits.tenant == run.tenant:
+                self._queues.again(run, now_s)
             if end < len(run.keys):
                 run = self._cut(run, end, now_s)
             else:
@@ -131,7 +129,7 @@ class ReuseHazard(Generic[Key]):
             if last is not None and (run.parent is None or not run.parent.keys):
                 tree.follow(run, last)
                 self._queues.leave(last)
-            if traits is not None and run.note.tenant != traits.tenant:
+            if traits is not None and run.tenant != traits.tenant:
                 self._queues.hand(run, traits.tenant, now_s)
             last = run
         if last is not None:
@@ -161,26 +159,25 @@ class ReuseHazard(Generic[Key]):
         if run.keys:
             self._queues.place(run, now_s)
         else:
-            self._classes.forget(run.note)
+            self._classes.forget(run)
             self._gone(run, now_s)
 
     def follows(self, key: Key, after: Key, now_s: float) -> None:
         run, parent = self._tree.run_of(key), self._tree.run_of(after)
         if parent.children:
-            self._branched(parent.note, now_s)
+            self._branched(parent, now_s)
         self._tree.follow(run, parent)
         self._queues.leave(parent)
 
     # -- what a request tells of those before
 
-    def _returned(self, keys: Sequence[Key], now_s: float) -> RunNote | None:
-        """Counts the return of evicted runs, and returns the note of the last one, if any."""
+    def _returned(self, keys: Sequence[Key], now_s: float) -> TreeRun[Key] | None:
+        """Counts the return of evicted runs, and returns the last one, if any."""
         found = None
         ghosts = self._ghosts
         for key in [key for key in keys if key in ghosts]:
-            sample, note = ghosts.pop(key)
-            self._classes.again(sample, note, now_s)
-            found = note
+            found = ghosts.pop(key)
+            self._classes.again(found, now_s)
         return found
 
     def _end_at(self, key: Key | None, now_s: float) -> TreeRun[Key] | None:
@@ -193,66 +190,59 @@ class ReuseHazard(Generic[Key]):
     @staticmethod
     def _goes_on(run: TreeRun[Key]) -> bool:
         """Returns whether the run belongs to a request that is still being computed, chunk by chunk."""
-        note: RunNote = run.note
-        return note.growing and not run.children and note.pins == len(run.keys)
+        return run.growing and not run.children and run.pins == len(run.keys)
 
     def _cut(self, run: TreeRun[Key], at: int, now_s: float) -> TreeRun[Key]:
         """Cuts a run before ``at``, where a request that used it goes on differently, and returns the first part."""
-        note: RunNote = run.note
-        note.growing = False
+        run.growing = False
         left = len(run.keys) - at
-        head = self._tree.cut(run, at)
-        head.note = mine = RunNote(now_s, note.of)
-        mine.kind, mine.turn, mine.tenant, mine.group = note.kind, note.turn, note.tenant, note.group
-        mine.gap_s = now_s - note.last_s
-        if note.pins:
+        head = self._tree.cut(run, at, now_s)
+        head.kind, head.turn, head.tenant, head.group = run.kind, run.turn, run.tenant, run.group
+        head.gap_s = now_s - run.last_s
+        if run.pins:
             self._pins.cut(run, head)
-        if not note.branches and not run.children and left == 1:
-            self._classes.left(note, now_s)  # as the next turn does not use it
+        if not run.branches and not run.children and left == 1:
+            self._classes.left(run, now_s)  # as the next turn does not use it
             self._queues.leave(run)
         else:
-            mine.branches = note.branches
-            self._branched(mine, now_s)
+            head.branches = run.branches
+            self._branched(head, now_s)
         self._queues.place(run, now_s)  # pinned keys before it may have kept it out of the queue
         return head
 
-    def _branched(self, note: RunNote, now_s: float) -> None:
+    def _branched(self, run: TreeRun[Key], now_s: float) -> None:
         """Counts one more request that goes on differently at the end of this run."""
-        note.branches += 1
-        note.turn = 0
-        self._classes.shared(note, now_s)
+        run.branches += 1
+        run.turn = 0
+        self._classes.shared(run, now_s)
 
     def _whole(self, run: TreeRun[Key], now_s: float) -> None:
         """Notes that a request uses the whole run."""
-        note: RunNote = run.note
-        note.growing = False
-        gap_s = now_s - note.last_s
-        if note.sample is not None:
-            self._classes.again(note.sample, note, now_s)
-            note.sample = None
-        note.last_s = now_s
-        if note.branches:
-            note.gap_s += (gap_s - note.gap_s) * 0.3
-            self._classes.shared(note, now_s)
+        run.growing = False
+        gap_s = now_s - run.last_s
+        self._classes.again(run, now_s)
+        run.sample = None
+        run.last_s = now_s
+        if run.branches:
+            run.gap_s += (gap_s - run.gap_s) * 0.3
+            self._classes.shared(run, now_s)
         else:
-            note.gap_s = gap_s
+            run.gap_s = gap_s
         self._queues.leave(run)
         self._queues.place(run, now_s)
 
     def _used_up_to(self, run: TreeRun[Key], now_s: float, traits: Traits | None) -> None:
         """Notes the last run that a request uses, which is the end of the request unless other runs extend it."""
-        note: RunNote = run.note
+        turn = 0
         if traits is not None:
             kind, turn = kind_and_turn(traits.category)
-            note.kind = kind or note.kind
-            if not note.branches:
-                note.turn = turn or note.turn + 1
-        elif not note.branches:
-            note.turn += 1
-        if run.children or note.branches:
+            run.kind = kind or run.kind
+        if not run.branches:
+            run.turn = turn or run.turn + 1
+        if run.children or run.branches:
             return
-        note.pending = True
-        self._classes.tip(note, run.first + len(run.keys), now_s)
+        run.pending = True
+        self._classes.tip(run, run.first + len(run.keys), now_s)
         self._queues.leave(run)
         self._queues.place(run, now_s)
 
@@ -295,7 +285,7 @@ class ReuseHazard(Generic[Key]):
     def _group_of(self, key: Key) -> int | None:
         """Returns the group of tenants of a held key."""
         run = self._tree.get(key)
-        return None if run is None else run.note.group
+        return None if run is None else run.group
 
     def _evict(self, run: TreeRun[Key], count: int, now_s: float) -> list[Key]:
         """Evicts the last ``count`` keys of a run, and returns them."""
@@ -305,14 +295,12 @@ class ReuseHazard(Generic[Key]):
             self._guard.gone(gone)
         self._queues.count(run, -len(gone))
         if not run.keys:
-            note: RunNote = run.note
-            if not note.turn and not note.branches:  # left behind by the next turn
-                self._classes.forget(note)
-            elif note.sample is not None and not self._inherits(run):
-                self._ghosts[first] = (note.sample, note)
+            if not run.turn and not run.branches:  # left behind by the next turn
+                self._classes.forget(run)
+            elif run.sample is not None and not self._inherits(run):
+                self._ghosts[first] = run
                 while len(self._ghosts) > len(self._tree) + STALE_MIN:
-                    _, (sample, _) = self._ghosts.popitem(last=False)
-                    self._table.give_up(sample)
+                    self._classes.forget(self._ghosts.popitem(last=False)[1])
             self._gone(run, now_s)
         else:
             self._queues.place(run, now_s)
@@ -320,16 +308,14 @@ class ReuseHazard(Generic[Key]):
 
     def _gone(self, run: TreeRun[Key], now_s: float) -> None:
         """Takes an empty run out of the queues; its parent may inherit its sample, and may be the next victim."""
-        note: RunNote = run.note
         self._queues.leave(run)
         parent = run.parent
         if parent is None:
             return
         if self._inherits(run):
-            before: RunNote = parent.note
-            self._classes.forget(before)
-            before.of, before.last_s, before.sample = note.of, note.last_s, note.sample
-            before.turn, before.kind, before.gap_s = note.turn, note.kind, note.gap_s
+            self._classes.forget(parent)
+            parent.of, parent.last_s, parent.sample = run.of, run.last_s, run.sample
+            parent.turn, parent.kind, parent.gap_s = run.turn, run.kind, run.gap_s
         self._queues.place(parent, now_s)
         run.parent = None  # runs that extended it may live on, and must not keep all former parents in memory
 
@@ -337,9 +323,9 @@ class ReuseHazard(Generic[Key]):
     def _inherits(run: TreeRun[Key]) -> bool:
         """Returns whether the parent is of the same conversation alone, so that its next turn will use the parent."""
         parent = run.parent
-        if parent is None or not run.note.turn:
+        if parent is None or not run.turn:
             return False
-        return bool(parent.keys) and not parent.children and not parent.note.branches
+        return bool(parent.keys) and not parent.children and not parent.branches
 
     def _anything(self, count: int, now_s: float) -> list[Key]:
         """Evicts keys that only pinned keys behind them protect, as there is nothing else to evict."""
@@ -356,8 +342,8 @@ class ReuseHazard(Generic[Key]):
         self._queues.advance(now_s)
         found = self._first(1)
         if found is not None:
-            run, note = found[0], found[0].note
-            return self._table.value(note.of.number, bin_of(now_s - note.last_s)), run.keys[-1]
+            run = found[0]
+            return self._table.value(run.of.number, bin_of(now_s - run.last_s)), run.keys[-1]
         deepest = self._pins.deepest()
         return None if deepest is None else (math.inf, self._pins.free_of(deepest)[0])
 
@@ -381,5 +367,5 @@ class ReuseHazard(Generic[Key]):
         self._beliefs = self._table.beliefs()
         self._queues.reorder()
 
-    def beliefs(self) -> Mapping[str, Belief]:
+    def beliefs(self) -> Mapping[str, Fit]:
         return self._beliefs

@@ -27,7 +27,7 @@ from typing import Generic
 from pinyon.core.policies import check_bounds
 from pinyon.eviction.day_fits import NO_FITS, DayFits
 from pinyon.eviction.fit import PRIOR, UNKNOWN, Fit, Sums, fitted
-from pinyon.eviction.policy import Belief, Key, Traits, kind_and_turn
+from pinyon.eviction.interface import Key, Traits, kind_and_turn
 from pinyon.eviction.ranked import Ranked
 
 CATEGORIES_MAX = 256
@@ -239,5 +239,5 @@ class WorkloadAware(Generic[Key]):
     def adopt(self, fits: Mapping[str, Fit]) -> None:
         self.fits = fits
 
-    def beliefs(self) -> Mapping[str, Belief]:
-        return {category: Belief(*fit) for category, fit in self.fits.items()}
+    def beliefs(self) -> Mapping[str, Fit]:
+        return self.fits

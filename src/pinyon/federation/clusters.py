@@ -107,11 +107,7 @@ def cluster_of(key: ClusterName, owners: list[WatchedBalancer], changes: Changes
     said = [cluster for member in asked for cluster in member.info.clusters if cluster.name == key[1]]
     conductor = said[-1].conductor
     added, removed = changes.added(key), changes.removed(key)
-    upstreams: dict[str, None] = {}
-    if not conductor:
-        for each in said:
-            upstreams.update(dict.fromkeys(each.upstreams))
-        upstreams.update(dict.fromkeys(added))
+    upstreams = () if conductor else dict.fromkeys((*[url for each in said for url in each.upstreams], *added))
     return Cluster(
         region=key[0],
         name=key[1],

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
-from pinyon.federation.position import Position
-
-_NONE: Mapping[str, int] = MappingProxyType({})
+from pinyon.federation.distances import Position
 
 
 class LbState(Enum):
@@ -79,6 +76,6 @@ class LbLoad:
     accepted_total: int = 0
     hit_chunks_total: int = 0
     asked_chunks_total: int = 0
-    forwarded_by_region: Mapping[str, int] = field(default_factory=lambda: _NONE)
-    accepted_by_region: Mapping[str, int] = field(default_factory=lambda: _NONE)
+    forwarded_by_region: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_region: Mapping[str, int] = field(default_factory=dict)
     per_instance: tuple[MemberLoad, ...] = ()

@@ -6,32 +6,27 @@ import math
 from dataclasses import dataclass
 
 from pinyon.core.errors import InvalidArgument, NotFound
-from pinyon.federation.distances import Distances
+from pinyon.federation.distances import Distances, Position
 from pinyon.federation.members import LbState
-from pinyon.federation.position import Position
 from pinyon.federation.view import Federation, Member, RegionView
 from pinyon.routing.geography import Geography
 
 
 @dataclass(frozen=True, slots=True)
 class NearRegion:
-    """A region; ``distance_km`` is from the client's position, ``distance_ms`` from its region (None: unknown)."""
+    """A region; ``distance_km`` is from the client's position, ``distance_ms`` from its region (infinite: unknown)."""
 
     region: RegionView
     members: tuple[Member, ...]
     allowed: bool
     """True if law lets requests from the client's region be served there."""
-    distance_km: float | None = None
-    distance_ms: float | None = None
+    distance_km: float
+    distance_ms: float
 
     @property
     def live(self) -> bool:
         """True if a load balancer there takes clients."""
-        return any(_takes(member) for member in self.members)
-
-
-def _takes(member: Member) -> bool:
-    return member.state is LbState.LIVE and bool(member.info.http_url)
+        return any(member.state is LbState.LIVE and member.info.http_url for member in self.members)
 
 
 def nearest(
@@ -57,22 +52,18 @@ def nearest(
             if region.position is not None:
                 away_km[region.name] = position.km_to(region.position)
         home = min([(far, name) for name, far in away_km.items()], default=(0.0, ""))[1]
-    found = []
-    for region in federation.regions:
-        far_ms = distances.ms(home, region.name) if home else math.inf
-        found.append(
-            NearRegion(
-                region,
-                tuple([member for member in federation.members if member.info.region == region.name]),
-                not home or geography.sends(home, region.name).allowed,
-                away_km.get(region.name),
-                None if math.isinf(far_ms) else far_ms,
-            )
+    found = [
+        NearRegion(
+            region,
+            tuple([member for member in federation.members if member.info.region == region.name]),
+            not home or geography.sends(home, region.name).allowed,
+            away_km.get(region.name, math.inf),
+            distances.ms(home, region.name) if home else math.inf,
         )
+        for region in federation.regions
+    ]
     return tuple(sorted(found, key=_rank))
 
 
 def _rank(near: NearRegion) -> tuple[bool, float, float, str]:
-    far_km = math.inf if near.distance_km is None else near.distance_km
-    far_ms = math.inf if near.distance_ms is None else near.distance_ms
-    return not (near.live and near.allowed), far_km, far_ms, near.region.name
+    return not (near.live and near.allowed), near.distance_km, near.distance_ms, near.region.name

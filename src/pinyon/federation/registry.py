@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
-from pinyon.federation.distances import Distances, Pair
+from pinyon.federation.distances import Distances, Pair, Position
 from pinyon.federation.members import LbInfo, LbLoad, LbState
-from pinyon.federation.position import Position
 from pinyon.federation.takeover import assign
 from pinyon.federation.view import ClusterName, Federation, Member, RegionView
 from pinyon.federation.watched import Timing, WatchedBalancer
@@ -54,7 +54,6 @@ class LbRegistry:
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
         """Epoch and version of a cluster's last news of the time before this controller, from its file or an owner."""
         self._serial = 0
-        self._distances: Distances | None = None
         self.federation = Federation(epoch)
         """The federation as of the last ``sweep``, registration or change."""
         self.takeovers = 0
@@ -178,8 +177,14 @@ class LbRegistry:
         standings = {lb_id: each.standing(now_s, self.timing) for lb_id, each in self._members.items()}
         clusters = [(key, tuple([each.info.lb_id for each in owners])) for key, owners in self._owners().items()]
         before = self._adoptions
-        self._adoptions = assign(clusters, standings, before, self._sends, self._distance_ms)
-        self._distances = None
+        distances = cache(self.distances)  # put together once, and only if they are asked for
+        self._adoptions = assign(
+            clusters,
+            standings,
+            before,
+            lambda one, other: self.geography.sends(one, other).allowed,
+            lambda one, other: distances().ms(one, other),
+        )
         self.takeovers += sum([before.get(key) != lb_id for key, lb_id in self._adoptions.items()])
         for key, owners in clusters:
             if key in before and key not in self._adoptions:
@@ -325,15 +330,6 @@ class LbRegistry:
 
     def _owners(self) -> dict[ClusterName, list[WatchedBalancer]]:
         return owners_of(self._members.values())
-
-    def _sends(self, one: str, other: str) -> bool:
-        return self.geography.sends(one, other).allowed
-
-    def _distance_ms(self, one: str, other: str) -> float:
-        """Returns a distance in one sweep: they are put together once, and only where they are asked for."""
-        if self._distances is None:
-            self._distances = self.distances()
-        return self._distances.ms(one, other)
 
     def _named(self, region: str, cluster: str) -> ClusterName:
         names = [name for of, name in self._owners() if of == region]

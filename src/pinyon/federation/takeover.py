@@ -7,6 +7,7 @@ balancer that comes back later changes nothing, and an owner that comes and goes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def assign(
     orphans: list[tuple[ClusterName, tuple[str, ...]]] = []
     last: dict[ClusterName, str] = {}
     """Orphans of adopters that have not been heard for a while: better than none."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for key, owners in clusters:
         serving = [standings[owner] for owner in owners if owner in standings and standings[owner].serves]
         if any(owner.steady for owner in serving):
@@ -55,22 +56,20 @@ def assign(
         may = present is not None and present.serves and present.lb_id not in owners and sends(key[0], present.region)
         if present is not None and may and present.keeps:
             kept[key] = present.lb_id
-            counts[present.lb_id] = counts.get(present.lb_id, 0) + 1
+            counts[present.lb_id] += 1
         elif not serving:
             orphans.append((key, owners))
             if present is not None and may:
                 last[key] = present.lb_id
     for key, owners in sorted(orphans):
-        best: tuple[bool, float, int, str] | None = None
-        for lb_id, standing in standings.items():
-            if not standing.serves or not standing.hears or lb_id in owners or not sends(key[0], standing.region):
-                continue
-            rank = (not standing.steady, distance_ms(key[0], standing.region), counts.get(lb_id, 0), lb_id)
-            if best is None or rank < best:
-                best = rank
-        if best is not None:
-            kept[key] = best[3]
-            counts[best[3]] = counts.get(best[3], 0) + 1
+        ranks = [
+            (not each.steady, distance_ms(key[0], each.region), counts[lb_id], lb_id)
+            for lb_id, each in standings.items()
+            if each.serves and each.hears and lb_id not in owners and sends(key[0], each.region)
+        ]
+        if ranks:
+            kept[key] = min(ranks)[3]
+            counts[kept[key]] += 1
         elif key in last:
             kept[key] = last[key]
     return kept

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pinyon.federation.distances import Position
 from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.position import Position
 
 ClusterName = tuple[str, str]
 """Region and name."""

@@ -6,8 +6,6 @@ It never contains keys, prompts, answers, or headers as they came. Its ids are o
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,7 +13,7 @@ import grpc
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.head import Logged, sane_id
-from pinyon.runtime.interceptors import within
+from pinyon.runtime.interceptors import Behaviour
 from pinyon.runtime.logging import get_logger, log_line
 
 _log = get_logger("lb.access")
@@ -53,25 +51,25 @@ class AccessLog:
 
     # -- gRPC
 
-    def around(self, handler: Any, method: str) -> Any:
-        return within(handler, lambda context: self._seen(method, context))
+    def around(self, behaviour: Behaviour, method: str) -> Behaviour:
+        async def call(requests: Any, context: Any) -> Any:
+            seen, ended = Logged(self._clock(), sane_id(metadata(context, "x-request-id"))), "CANCELLED"
+            _call.set(seen)
+            try:
+                answer = await behaviour(requests, context)
+                ended = "OK"
+                return answer
+            except grpc.aio.AbortError:
+                code = context.code()
+                ended = code.name if isinstance(code, grpc.StatusCode) else str(code)
+                raise
+            except Exception:
+                ended = "UNKNOWN"
+                raise
+            finally:
+                self.answered("gRPC", method, ended, seen, quiet=method.startswith(_QUIET_SERVICES))
 
-    @asynccontextmanager
-    async def _seen(self, method: str, context: Any) -> AsyncIterator[None]:
-        seen, ended = Logged(self._clock(), sane_id(metadata(context, "x-request-id"))), "CANCELLED"
-        _call.set(seen)
-        try:
-            yield
-            ended = "OK"
-        except grpc.aio.AbortError:
-            code = context.code()
-            ended = code.name if isinstance(code, grpc.StatusCode) else str(code)
-            raise
-        except Exception:
-            ended = "UNKNOWN"
-            raise
-        finally:
-            self.answered("gRPC", method, ended, seen, quiet=method.startswith(_QUIET_SERVICES))
+        return call
 
 
 def metadata(context: Any, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 from pinyon.core.clock import Clock
@@ -12,8 +13,17 @@ from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REGION_FIELD
 from pinyon.frontdoor.line import Line, Place
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels, RateLimited
-from pinyon.routing.rates import Rates
+from pinyon.http.answer import field
+from pinyon.routing.rates import Level, Rates
+
+
+class RateLimited(ResourceExhausted):
+    """The error when a tenant exceeds its limit per minute, with the header ``fields`` that tell it. Without
+    ``retry_after_s``, a retry never helps."""
+
+    def __init__(self, error: ResourceExhausted, fields: bytes) -> None:
+        super().__init__(error.message, retry_after_s=error.retry_after_s)
+        self.fields = fields
 
 
 class TenantAdmission:
@@ -69,13 +79,20 @@ class TenantAdmission:
             limit(tenant, rates, *tokens, self._clock())
         except ResourceExhausted as error:
             self.refused.add((reason,))
-            raise RateLimited(error, self.levels(tenant, rates)) from None
+            raise RateLimited(error, self.rate_fields(tenant, rates)) from None
 
-    def levels(self, tenant: str, rates: Rates) -> Levels:
+    def rate_fields(self, tenant: str, rates: Rates) -> bytes:
+        """Returns the lines ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``; empty without limits."""
+        fields = b""
         if not rates.rpm and not rates.tpm:
-            return NO_LEVELS
-        levels: Levels = self._rates.levels(tenant, rates, self._clock())
-        return levels
+            return fields
+        levels: tuple[Level | None, Level | None] = self._rates.levels(tenant, rates, self._clock())
+        for what, level in zip((b"requests", b"tokens"), levels, strict=True):
+            if level is not None:
+                fields += field(b"x-ratelimit-limit-" + what, b"%d" % level.limit)
+                fields += field(b"x-ratelimit-remaining-" + what, b"%d" % level.remaining)
+                fields += field(b"x-ratelimit-reset-" + what, _duration(level.full_s))
+        return fields
 
     def take(self, tenant: str, rates: Rates, tokens: int) -> None:
         """Takes the tokens that a request may need from a tenant's limit. Raises :class:`RateLimited`."""
@@ -99,8 +116,8 @@ class Ticket(Place):
         self._taken = 0
 
     @property
-    def levels(self) -> Levels:
-        return self._admission.levels(self.tenant, self._rates)
+    def rate_fields(self) -> bytes:
+        return self._admission.rate_fields(self.tenant, self._rates)
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Takes the ``tokens`` that the request may need, too. Raises as :meth:`TenantAdmission.admit`."""
@@ -128,3 +145,12 @@ class ForwardedPlace(Place):
 
     def displaced(self, error: ResourceExhausted) -> ResourceExhausted:
         return ResourceExhausted(error.message, field=REGION_FIELD)
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration as OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
+    millis = ceil(seconds * 1e3)
+    if millis < 1000:
+        return f"{millis}ms"
+    minutes, millis = divmod(millis, 60_000)
+    return f"{minutes}m{millis / 1e3:g}s" if minutes else f"{millis / 1e3:g}s"

@@ -17,12 +17,12 @@ from pinyon import __version__
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.frontdoor.access_log import AccessLog
+from pinyon.frontdoor.admission import RateLimited
 from pinyon.frontdoor.auth import ApiKeys
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.head import Head, id_field, read_head, sent_id
 from pinyon.frontdoor.metrics import DoorMetrics
-from pinyon.frontdoor.rate_limits import RateLimited, rate_fields
 from pinyon.frontdoor.readiness import Readiness
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON, HttpError, Reply, error_status, field
@@ -32,6 +32,8 @@ from pinyon.runtime.logging import get_logger
 
 CLIENT_GONE = 499
 SHOWN_CHARS = 200
+VERSION = json.dumps({"version": __version__}).encode()
+LIVE = b'{"status":"ok"}'
 
 _log = get_logger("lb.http")
 
@@ -83,11 +85,11 @@ class HttpApp:
         self._clock = clock
         self._access = access
         pages = [
-            Route("version", "GET", False, "/version", self._version),
-            Route("health", "GET", False, "/health", self._live),
-            Route("health", "GET", False, "/health/live", self._live),
+            Route("version", "GET", False, "/version", lambda _: (VERSION, JSON)),
+            Route("health", "GET", False, "/health", lambda _: (LIVE, JSON)),
+            Route("health", "GET", False, "/health/live", lambda _: (LIVE, JSON)),
             Route("health", "GET", False, "/health/ready", self._ready),
-            Route("metrics", "GET", False, "/metrics", self._prometheus),
+            Route("metrics", "GET", False, "/metrics", lambda _: (metrics.page(clock), CONTENT_TYPE_LATEST.encode())),
         ]
         self._pages = {route.place: route for route in pages}
 
@@ -118,7 +120,7 @@ class HttpApp:
             said = self._routes.nowhere(path)
             raise HttpError(404, f"Invalid URL ({method} {path[:SHOWN_CHARS]}){'. ' * bool(said)}{said}")
         if method == "OPTIONS" and self._cors is not None:
-            route = Route("preflight", "OPTIONS", False, route.place, self._preflight)
+            route = Route("preflight", "OPTIONS", False, route.place, lambda _: (b"", b"text/plain"))
         call.route = route
         if method != route.method and not (method == "HEAD" and route.method == "GET"):
             allow = {b"allow": route.method.encode()}
@@ -186,26 +188,12 @@ class HttpApp:
         quiet = not route.guarded and route is not NOWHERE
         self._access.answered(call.raw.method, route.place, status, call, quiet=quiet)
 
-    # -- pages
-
-    def _version(self, head: Head) -> tuple[bytes, bytes]:
-        return json.dumps({"version": __version__}).encode(), JSON
-
-    def _preflight(self, head: Head) -> tuple[bytes, bytes]:
-        return b"", b"text/plain"
-
-    def _live(self, head: Head) -> tuple[bytes, bytes]:
-        return b'{"status":"ok"}', JSON
-
     def _ready(self, head: Head) -> tuple[bytes, bytes]:
         if missing := self._readiness.lacks():
             raise Unavailable(missing, retry_after_s=None if self._readiness.draining else 1.0)
         if some := self._readiness.watched.unserved():
             return json.dumps({"status": "ready", "lacks": some}).encode(), JSON
         return b'{"status":"ready"}', JSON
-
-    def _prometheus(self, head: Head) -> tuple[bytes, bytes]:
-        return self._metrics.page(self._clock), CONTENT_TYPE_LATEST.encode()
 
 
 def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
@@ -215,7 +203,7 @@ def error_answer(error: PinyonError) -> tuple[int, bytes, bytes]:
     if isinstance(error, HttpError):
         fields = b"".join(field(name, value) for name, value in error.headers.items())
     if isinstance(error, RateLimited):
-        fields += rate_fields(error.levels)
+        fields += error.fields
     if error.retry_after_s is not None:
         fields += field(b"retry-after", b"%d" % max(1, ceil(error.retry_after_s)))
     if status == 401:

@@ -28,7 +28,6 @@ from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 
-WRITE_S = 5.0
 PERIOD_S = 1.0
 GAP_S = 0.05
 """The minimum time between two reports; changes in between travel together."""
@@ -71,10 +70,8 @@ class ControllerSession:
         self._draining = draining
         self._clock = clock
         self._period_s = period_s
-        self._link = Redialer("controller", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("controller", address, METHOD, self._converse, connect=connect, log=_log)
         self._info: LbInfo | None = None
-        self._changed = False
-        """True while the load balancer's own description has not been reported."""
         self._wake = asyncio.Event()
         self._stream: Dialed[Request, Response] | None = None
         self._told_ms: dict[str, float] = {}
@@ -94,12 +91,6 @@ class ControllerSession:
         self._info = info
         if self._address:
             self._link.start()
-
-    def register(self, info: LbInfo) -> None:
-        """Reports a changed description of the load balancer: other clusters, another address. Its ids stay."""
-        self._info = info
-        self._changed = True
-        self._wake.set()
 
     def wake(self) -> None:
         """Reports a change soon."""
@@ -151,8 +142,9 @@ class ControllerSession:
 
     async def _reports(self) -> AsyncGenerator[Request, None]:
         """Yields all reports of one stream, the farewell last."""
-        self._changed = True
         first = self._report()
+        if self._info is not None:
+            first.registration.CopyFrom(lb_info_to_proto(self._info))
         if self.federation is not None:
             first.known.CopyFrom(federation_to_proto(self.federation))
         yield first
@@ -178,8 +170,4 @@ class ControllerSession:
             if lb_id not in told_ms or abs(now_ms - told_ms[lb_id]) > LATENCY_CHANGE * told_ms[lb_id]
         }
         self._told_ms = told_ms | news
-        report = Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())
-        if self._changed and self._info is not None:
-            self._changed = False
-            report.registration.CopyFrom(lb_info_to_proto(self._info))
-        return report
+        return Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.routing.two_layers import RoutedRequest
 
 _ANYWHERE = RoutedRequest(Routed(), exclude=frozenset())
@@ -22,16 +22,15 @@ class Demands:
     def __init__(self, waiting: Callable[[], Collection[int]]) -> None:
         self._waiting = waiting
         self._by_number: dict[int, tuple[str, RoutedRequest]] = {}
-        self._numbers: dict[tuple[str, frozenset[str], str, Collection[str]], int] = {}
+        self._numbers: dict[str | tuple[str, frozenset[str], str, Collection[str]], int] = {}
+        """The numbers of sets; for requests that may go wherever their model is served, also by the model's name."""
         self._last = 0
-        self._plain: dict[str, int] = {}
-        """The demands of requests that may go wherever their model is served, by the model's name."""
 
     def plain(self, model: str, regions: frozenset[str]) -> int:
         """Returns the demand of requests without regions, sender and exclusions; see :meth:`number`."""
-        number = self._plain.get(model)
+        number = self._numbers.get(model)
         if number is None:
-            self._plain[model] = number = self.number(model, regions, _ANYWHERE)
+            self._numbers[model] = number = self.number(model, regions, _ANYWHERE)
         return number
 
     def number(self, model: str, regions: frozenset[str], route: RoutedRequest) -> int:
@@ -60,10 +59,8 @@ class Demands:
         """Numbers demands anew from now on, as the known regions have changed. Waiting requests keep their old numbers,
         by which they might miss a new region."""
         self._numbers.clear()
-        self._plain.clear()
 
     def _forget(self) -> None:
         waiting = self._waiting()
         self._by_number = {number: known for number, known in self._by_number.items() if number in waiting}
         self._numbers = {name: number for name, number in self._numbers.items() if number in waiting}
-        self._plain.clear()

@@ -46,10 +46,8 @@ class Inflater:
         if not self._budget.take(size, holder):
             raise HttpError(503, "Too many large requests are arriving.", retry_after_s=1.0)
         try:
-            if size <= INLINE_BYTES and len(body) <= INLINE_PACKED_BYTES:
-                yield _inflate(body, size)
-            else:
-                yield await self._off_loop.run(holder, _inflate, body, size)
+            large = size > INLINE_BYTES or len(body) > INLINE_PACKED_BYTES
+            yield await self._off_loop.run_large(large, holder, _inflate, body, size)
         finally:
             self._budget.take(-size, holder)
 

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.rate_limits import NO_LEVELS, Levels
 from pinyon.routing.layer import Layer
 
 
@@ -36,9 +35,9 @@ class Place:
         """The number of the place; 0 after it has been left."""
 
     @property
-    def levels(self) -> Levels:
-        """The tenant's limits and what is left of them."""
-        return NO_LEVELS
+    def rate_fields(self) -> bytes:
+        """The lines of the answer's head about the tenant's limits per minute; empty if it has none."""
+        return b""
 
     def enter(self, tokens: int, *, priority: int = 0, demand: int = 0, room: bool = False) -> bool:
         """Returns whether there is a slot, and room for the ``demand``, at once. No room is kept then, so the caller
@@ -123,6 +122,11 @@ class Place:
             self._turn.set_result(None)
 
 
+LOOK_S = 0.002
+"""The time for which the targets' many reports are collected before waiting requests learn of them."""
+LOOK_SHARE_MAX = 0.25
+"""The share of the event loop's time that looking for room may take; while it is slow, it is done less often."""
+LOOK_PAUSE_MAX_S = 0.25
 GRANTS_MAX = 64
 """The maximum number of slots that are granted at once. What these requests start is done before more are granted, and
 other work of the event loop runs in between."""
@@ -136,9 +140,9 @@ class Line:
     that gets a slot in :meth:`Place.enter` must choose its target at once.) It may return a layer at which a
     place is held until the request leaves or calls :meth:`Place.release`. Neither may raise.
 
-    Whenever there may be room for more, :meth:`availability_changed` must be called; otherwise only requests that come
-    or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object that writes its calls
-    into a journal, which compiled code would refuse under that type.
+    Whenever there may be room for more, :meth:`availability_changed` or :meth:`look` must be called; otherwise only
+    requests that come or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object
+    that writes its calls into a journal, which compiled code would refuse under that type.
     """
 
     def __init__(
@@ -149,12 +153,14 @@ class Line:
         on_grant: Callable[[int], Layer | None] = lambda _: None,
     ) -> None:
         self.is_open, self.on_grant = is_open, on_grant
-        self.on_put_back: Callable[[], None] = lambda: None
-        """Called when a request waits again: changes made while no request waited may have made room for it."""
         self._queue: Any = queue
         self._clock = clock
         self._places: dict[int, Place] = {}
         self._last = 0
+        self._pause_s = LOOK_S
+        self._timer: asyncio.TimerHandle | None = None
+        self._missed = False
+        """True if :meth:`look` was called while no request waited: that may have been about room for the next one."""
         self._goes_on = False
         """True while a further turn of the event loop is due, for slots beyond ``GRANTS_MAX``."""
 
@@ -234,7 +240,21 @@ class Line:
             if place.demand not in closed:
                 closed.append(place.demand)
             self._hand_on(self._clock(), closed)
-        self.on_put_back()
+        if self._missed:
+            self.look()
+
+    def look(self) -> None:
+        """Calls :meth:`availability_changed` once for all calls of the next while, or not at all while no request
+        waits: later requests look for room themselves. It must be called on an event loop."""
+        if self._timer is None:
+            if self._queue.queued:
+                self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+            else:
+                self._missed = True
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def availability_changed(self) -> None:
         """Hands free slots on to waiting requests, as there may be room for more requests, or for other ones."""
@@ -242,6 +262,15 @@ class Line:
             self._hand_on(self._clock(), self._closed())
 
     # -- internals
+
+    def _look(self) -> None:
+        self._timer, self._missed = None, False
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            self.availability_changed()
+        finally:
+            self._pause_s = max(LOOK_S, min(LOOK_PAUSE_MAX_S, (loop.time() - began_s) / LOOK_SHARE_MAX))
 
     def _closed(self) -> list[int]:
         """Returns the demands of waiting requests that have no room now."""

@@ -38,5 +38,9 @@ class OffLoop:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._places.take, -1, name))
         return await asyncio.wrap_future(future)
 
+    async def run_large(self, large: bool, name: str, work: Callable[..., Result], *arguments: object) -> Result:
+        """Runs ``work`` as :meth:`run` does if it is ``large``, else here and now."""
+        return await self.run(name, work, *arguments) if large else work(*arguments)
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

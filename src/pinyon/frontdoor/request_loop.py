@@ -78,25 +78,6 @@ class TargetKind(Protocol[F_contra]):
         ...
 
 
-class Seekers:
-    """The requests that hold a slot of the queue while no target that may serve them is there."""
-
-    def __init__(self, slots: int) -> None:
-        self._most = max(1, slots // SHARE)
-        self._count = 0
-
-    def begin(self, *, chosen: bool) -> None:
-        """Counts a request that waits for a target, until :meth:`end`. Raises :class:`Unavailable` if too many wait for
-        regions that their clients have ``chosen``; all other requests may wait."""
-        if self._count >= self._most and chosen:
-            raise Unavailable("Nobody who may serve this request is there, and many wait for that.", retry_after_s=1.0)
-        self._count += chosen
-
-    def end(self, *, chosen: bool) -> None:
-        """Ends the wait that :meth:`begin` counted."""
-        self._count -= chosen
-
-
 class RequestLoop(Generic[F]):
     """The request loop of a load balancer. Every request runs in the task that calls :meth:`run`."""
 
@@ -115,7 +96,9 @@ class RequestLoop(Generic[F]):
         self._telemetry = telemetry
         self._wait_s = limits.wait_s
         self._clock = clock
-        self._seekers = Seekers(limits.slots)
+        self._seekers_max = max(1, limits.slots // SHARE)
+        self._seekers = 0
+        """The requests that hold a slot of the queue while none of the regions that their clients chose is there."""
 
     async def run(self, flight: F, ticket: Place | None) -> None:
         """Runs the request until it has its ``outcome``. Raises the :class:`PinyonError` that it failed with.
@@ -198,18 +181,21 @@ class RequestLoop(Generic[F]):
                 left_s = give_up_s - self._clock()
                 if left_s <= 0 or kind.gives_up(flight):
                     raise kind.nobody(flight, error)
-                if not seeks:
-                    self._seekers.begin(chosen=bool(route.geographies))
+                if route.geographies and not seeks:
+                    if self._seekers >= self._seekers_max:
+                        raise Unavailable(
+                            "Nobody who may serve this request is there, and many wait for that.", retry_after_s=1.0
+                        )
+                    self._seekers += 1
                     seeks = True
                 await kind.wait_change(flight, min(left_s, NEWS_S))
         finally:
-            if seeks:
-                self._seekers.end(chosen=bool(route.geographies))
+            self._seekers -= seeks
 
     async def _again(self, flight: F, ticket: Place | None) -> bool:
         """Puts the request back in line if a live target may have room soon. Returns whether it did."""
         models, served, route = self._models, flight.served, flight.route
-        if ticket is None or not models.may_wait(served, route):
+        if ticket is None or not models.selective or not served.layers.anybody(route):
             return False
         await served.patiently(ticket.again(models.demand(served, route)))
         return True

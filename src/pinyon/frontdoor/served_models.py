@@ -1,6 +1,6 @@
 """The models that are served, here or in other regions: where their requests may go, and which targets have room.
 
-Sessions and watches report what they hear of instances, servers and other load balancers. Values in, choices out.
+Sessions and watches report what they hear of servers and other load balancers. Values in, choices out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
-from pinyon.routing.target import UNKNOWN, Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed, Target
 from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
@@ -161,21 +160,18 @@ class ServedModels:
         ``ValueError`` for an unknown choice."""
         if routing:
             ROUTING_POLICIES.checked(routing)
-        remote = remote_pushing(pushing) if pushing else None
+        if pushing:
+            PUSHING_RULES.checked(pushing)
         self._pushing, self._routing = pushing or self._pushing, routing or self._routing
         self.geography = self.geography if geography is None else geography
         for served in self.by_name.values():
             layers = served.layers
             layers.geography = self.geography
-            for layer in served.own_layers():
+            for layer in (*served.own_layers(), layers.remote):
                 if pushing:
-                    layer.use(pushing=PUSHING_RULES.make(pushing))
+                    layer.use(pushing=(remote_pushing if layer is layers.remote else PUSHING_RULES.make)(pushing))
                 if routing:
                     layer.use(policy=ROUTING_POLICIES.make(routing))
-            if remote is not None:
-                layers.remote.use(pushing=remote)
-            if routing:
-                layers.remote.use(policy=ROUTING_POLICIES.make(routing))
         self._look()
         self.tell()
 
@@ -183,24 +179,6 @@ class ServedModels:
         """Sets whether there is anything to choose; called after any change to what that depends on."""
         several = bool(self.others) or bool(self._adopted)
         self.selective = not self._fixed or several or not self._pushing.startswith(Blind.name)
-
-    # -- reports about instances
-
-    def load(self, cluster: str, model: str, instance_id: str, report: Report, unseen: int = UNKNOWN) -> None:
-        """Records an instance's own report; ``unseen`` of our requests were on their way to it at that time."""
-        layer = self.layer(model, cluster)
-        if layer is not None:
-            layer.set_live(instance_id, True)
-            layer.report(instance_id, report, self._clock(), unseen)
-            self.tell()
-
-    def silent(self, cluster: str, model: str, instance_id: str) -> None:
-        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
-        layer = self.layer(model, cluster)
-        if layer is not None:
-            layer.set_live(instance_id, False)
-            layer.begin_session(instance_id)
-            self.tell()
 
     # -- reports about other regions
 
@@ -343,10 +321,6 @@ class ServedModels:
             for region in self.others.values()
         )
 
-    def may_wait(self, served: ServedModel, route: RoutedRequest) -> bool:
-        """Returns whether a live target may serve the request and may have room soon."""
-        return self.selective and served.layers.anybody(route)
-
     def serves_here(self, route: RoutedRequest) -> bool:
         """Returns whether law and contracts allow that the request is served in this region."""
         return self.geography.serves(self.region, route.geographies, route.tenant).allowed
@@ -365,13 +339,6 @@ class ServedModels:
             return names
         there = {target.name for served in self.by_name.values() for target in served.layers.remote if target.live}
         return {name for name in names if name in self.others and name not in there}
-
-    def hold_here(self, model: str, cluster: str = "") -> Layer | None:
-        """Holds a place at a cluster's instances while its conductor chooses one; the caller releases it afterwards."""
-        layer = self.layer(model, cluster) if self.selective else None
-        if layer is not None:
-            layer.hold()
-        return layer
 
     def dry_run(self, served: ServedModel, geographies: Collection[str], tenant: str) -> list[Possible]:
         """Returns for each region whether such a request could go there now, and why not."""

@@ -1,6 +1,8 @@
 """Clients' addresses, and how much one address holds. Forwarded addresses are believed of trusted proxies only.
 
-A peer is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has them all.
+A peer is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has them all. A proxy names the client in a
+header field, or in a header of the PROXY protocol at the beginning of its connection. Versions 1 and 2 are read
+(https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2).
 """
 
 from __future__ import annotations
@@ -10,13 +12,24 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 from pinyon.core.address import network_of
 from pinyon.core.errors import InvalidArgument
+from pinyon.http.answer import HttpError
 
 FORWARDED_FIELDS = ("x-forwarded-for", "forwarded")
 HOPS_MAX = 32
 """The maximum number of forwarded addresses that are examined, counted from the last."""
 NETWORKS_MAX = 256
 
+LINE_MAX = 107
+"""The maximum bytes of a version 1 header, including CRLF (section 2.1)."""
+BLOCK_MAX = 536
+"""The maximum of version 2, and of both, which senders may rely on (section 2.2); bytes behind the addresses are
+skipped."""
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+
+
 Address = IPv4Address | IPv6Address
+ProxyLine = tuple[str, int]
+"""The client's address (empty if the proxy speaks for itself) and the number of bytes read."""
 
 
 def parse_address(text: str) -> Address | None:
@@ -109,3 +122,46 @@ class PeerPlaces:
             self._counts[peer] = count
         else:
             del self._counts[peer]
+
+
+def read_proxy_line(data: bytes) -> ProxyLine | None:
+    """Reads a PROXY header; returns None if it is incomplete. Raises :class:`HttpError` if it is not a header."""
+    if data[: len(SIGNATURE)] == SIGNATURE[: len(data)]:
+        return _version_2(data)
+    if data[:6] != b"PROXY "[: len(data)]:
+        raise _missing()
+    end = data.find(b"\r\n", 0, LINE_MAX)
+    if end < 0:
+        if len(data) >= LINE_MAX:
+            raise _missing()
+        return None
+    words = data[:end].decode("latin-1").split(" ")
+    if words[1] == "UNKNOWN":
+        return "", end + 2
+    address = parse_address(words[2]) if len(words) == 6 and words[1] in ("TCP4", "TCP6") else None
+    if address is None:
+        raise _missing()
+    return str(address), end + 2
+
+
+def _version_2(data: bytes) -> ProxyLine | None:
+    if len(data) < 16:
+        return None
+    command, family = data[12], data[13]
+    size = 16 + int.from_bytes(data[14:16])
+    if command >> 4 != 2 or command & 15 > 1 or size > BLOCK_MAX:
+        raise _missing()
+    if len(data) < size:
+        return None
+    if command & 15 == 0:  # LOCAL
+        return "", size
+    if family >> 4 == 1 and size >= 16 + 12:
+        return str(IPv4Address(data[16:20])), size
+    if family >> 4 == 2 and size >= 16 + 36:
+        address = IPv6Address(data[16:32])
+        return str(address.ipv4_mapped or address), size
+    return "", size
+
+
+def _missing() -> HttpError:
+    return HttpError(400, "The connection must begin with a PROXY protocol header.")

@@ -7,7 +7,7 @@ import socket
 from typing import Any, cast
 
 from pinyon.http.answer import HttpError
-from pinyon.http.proxy_line import BLOCK_MAX, read_proxy_line
+from pinyon.http.peers import BLOCK_MAX, read_proxy_line
 from pinyon.http.request import RequestHead
 from pinyon.http.state import HttpState
 

@@ -97,12 +97,8 @@ class ReplyWriter:
             return False
         if self._bodiless:
             return True
-        head = self._corked
-        if head:
-            self._corked = b""
-            self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._framed else head + data)
-        else:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
+        head, self._corked = self._corked, b""
+        self._transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._framed else head + data)
         return True
 
     async def end(self, data: bytes) -> None:

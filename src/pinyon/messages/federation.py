@@ -14,8 +14,8 @@ from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
+from pinyon.federation.distances import Position
 from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
-from pinyon.federation.position import Position
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, Member, RegionView

@@ -17,14 +17,6 @@ def append_logprob(message: common_pb2.Logprobs, one: TokenLogprob) -> None:
         message.top_logprobs.append(logprob)
 
 
-def append_logprob_rows(message: common_pb2.Logprobs, rows: LogprobRows) -> None:
-    """Appends several tokens' log-probabilities; all tokens of a message have the same number of likeliest tokens."""
-    message.logprobs.extend(rows.logprobs.tolist())
-    message.top_count = rows.top_tokens.shape[1]
-    message.top_tokens.extend(rows.top_tokens.ravel().tolist())
-    message.top_logprobs.extend(rows.top_logprobs.ravel().tolist())
-
-
 def check_logprobs(message: common_pb2.Logprobs, tokens: int) -> None:
     """Raises :class:`InvalidArgument` if the parts do not fit together or are not for ``tokens`` tokens."""
     count, each = len(message.logprobs), message.top_count
@@ -84,7 +76,12 @@ class SentLogprobs:
         self._message.MergeFrom(message)
 
     def add_rows(self, rows: LogprobRows) -> None:
-        append_logprob_rows(self._message, rows)
+        """Appends several tokens' log-probabilities, all with the same number of likeliest tokens."""
+        message = self._message
+        message.logprobs.extend(rows.logprobs.tolist())
+        message.top_count = rows.top_tokens.shape[1]
+        message.top_tokens.extend(rows.top_tokens.ravel().tolist())
+        message.top_logprobs.extend(rows.top_logprobs.ravel().tolist())
 
     def put(self, message: common_pb2.Logprobs) -> None:
         """Copies the log-probabilities into a message to send."""

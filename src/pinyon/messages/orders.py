@@ -270,8 +270,7 @@ def _tokens(raw: bytes, served: Served) -> Tokens:
     highest = int(tokens.max())
     if highest >= served.vocab_size:
         raise InvalidArgument(
-            f"token id {highest} is outside the vocabulary of {served.vocab_size}",
-            field="prompt_tokens_le32",
+            f"token id {highest} is outside the vocabulary of {served.vocab_size}", field="prompt_tokens_le32"
         )
     return tokens
 

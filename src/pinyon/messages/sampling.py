@@ -8,8 +8,8 @@ from typing import Any
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.field_kinds import FieldKind, Number, Texts, TokenBiases, TokenIds
-from pinyon.core.request import SAMPLING_FIELDS, SamplingField, SamplingParams
+from pinyon.core.field_kinds import FieldKind, Number, Switch, Texts, TokenBiases, TokenIds, Whole
+from pinyon.core.request import SAMPLING_FIELDS, SamplingParams
 
 DECIMALS = 6
 """The decimals to which a float32 is rounded, which restores the number as it was written."""
@@ -41,18 +41,6 @@ def _set_above(message: common_pb2.SamplingParams, name: str, value: Any) -> Non
     setattr(message, name, LEAST if 0.0 < value < LEAST else value)
 
 
-def _putter(kind: FieldKind) -> _Put:
-    if isinstance(kind, TokenBiases):
-        return _add
-    if isinstance(kind, Number) and kind.above:
-        return _set_above
-    return _extend if isinstance(kind, Texts | TokenIds) else setattr
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
 def _rounded(value: Any) -> Any:
     return round(value, DECIMALS)
 
@@ -66,20 +54,24 @@ def _pairs(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({each.token: round(each.bias, DECIMALS) for each in value}.items()))
 
 
-def _reader(field: SamplingField) -> _Read:
-    kind = field.kind
-    if isinstance(kind, TokenBiases):
-        return _pairs
-    if isinstance(kind, Texts | TokenIds):
-        return tuple
-    if not isinstance(kind, Number):
-        return _same
-    return _rounded_above if kind.above else _rounded
+_WAYS: dict[type[FieldKind], tuple[_Put, _Read]] = {
+    Number: (setattr, _rounded),
+    Switch: (setattr, lambda value: value),
+    Texts: (_extend, tuple),
+    TokenBiases: (_add, _pairs),
+    TokenIds: (_extend, tuple),
+    Whole: (setattr, lambda value: value),
+}
+
+
+def _ways(kind: FieldKind) -> tuple[_Put, _Read]:
+    """Returns the functions that put a value of this kind into a message, and read it there."""
+    return (_set_above, _rounded_above) if isinstance(kind, Number) and kind.above else _WAYS[type(kind)]
 
 
 _DESCRIPTORS = common_pb2.SamplingParams.DESCRIPTOR.fields_by_name
-_FIELDS = {_DESCRIPTORS[each.name]: (each.name, _reader(each), each.kind.check) for each in SAMPLING_FIELDS}
-_RARE = [(each.name, each.default, _putter(each.kind)) for each in SAMPLING_FIELDS if each.name not in _OFTEN]
+_FIELDS = {_DESCRIPTORS[each.name]: (each.name, _ways(each.kind)[1], each.kind.check) for each in SAMPLING_FIELDS}
+_RARE = [(each.name, each.default, _ways(each.kind)[0]) for each in SAMPLING_FIELDS if each.name not in _OFTEN]
 _RARE_DEFAULTS = tuple([default for _, default, _ in _RARE])
 _rare_values: Callable[[SamplingParams], tuple[Any, ...]] = attrgetter(*[name for name, _, _ in _RARE])
 

@@ -26,7 +26,6 @@ def segment_to_proto(segment: SegmentDescriptor) -> common_pb2.Segment:
         ],
         shm_address=segment.shm,
         host_id=segment.host_id,
-        nixl=segment.nixl,
     )
 
 
@@ -69,7 +68,6 @@ def _without_regions(serialized: bytes) -> SegmentDescriptor:
         _topology(message.topology),
         message.shm_address,
         message.host_id,
-        message.nixl,
     )
 
 

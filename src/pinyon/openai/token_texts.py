@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from pinyon.model import HfTokenizer, Tokenizer
 
@@ -19,7 +20,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, list[int]]] = {}
+        self._of = cache(self._make)  # bounded by the size of the vocabulary
 
     def text(self, token: int) -> str:
         return self._of(token)[0]
@@ -34,12 +35,6 @@ class TokenTexts:
         if not isinstance(tokenizer, HfTokenizer):
             return [self.text(token) for token in tokens]
         return [tokenizer.id_to_piece(token) or _unnamed(token) for token in tokens]
-
-    def _of(self, token: int) -> tuple[str, list[int]]:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._make(token)  # bounded by the size of the vocabulary
-        return known
 
     def _make(self, token: int) -> tuple[str, list[int]]:
         tokenizer = self._tokenizer

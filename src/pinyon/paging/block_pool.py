@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
+from pinyon.eviction.interface import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.eviction.runs import runs
-from pinyon.paging.contents import Contents
+from pinyon.paging.contents import Contents, Promises
 from pinyon.paging.key_changes import KeyChanges
-from pinyon.paging.pool_faults import pool_faults
-from pinyon.paging.promises import Promises
 from pinyon.paging.second_tier import SecondTier
 
 
@@ -45,7 +43,8 @@ class BlockPool:
             raise ValueError(f"num_blocks must be positive, got {num_blocks}")
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
-        self._total = num_blocks
+        self.total = num_blocks
+        """The number of blocks; callers only read it."""
         self.eviction = Evictor(eviction, refit)
         """The evictor of the keys that are in blocks; callers only read it."""
         self.below = below
@@ -60,7 +59,8 @@ class BlockPool:
         self._contents = Contents(num_blocks)
         self._promises = Promises(num_blocks)
         self._changes = KeyChanges()
-        self._hits = 0
+        self.hits = 0
+        """Blocks that requests found since the start, including those promoted for them."""
 
     # -- reading
 
@@ -143,7 +143,7 @@ class BlockPool:
             refs[block] += 1
             found[place] = (index, block)
         if use is not None and found:
-            self._hits += len(found)
+            self.hits += len(found)
             if use.traits is not None:
                 self._contents.used((block for _, block in found), use.traits)
             indexes = range(len(keys)) if len(found) == len(keys) else [index for index, _ in found]
@@ -174,7 +174,7 @@ class BlockPool:
         self.eviction.pinned(revived, now_s)
         if use is not None and blocks:
             count = len(blocks)
-            self._hits += count
+            self.hits += count
             if use.traits is not None:
                 self._contents.used(blocks, use.traits)
             used = keys if count == len(keys) else keys[:count]
@@ -426,10 +426,6 @@ class BlockPool:
         return self._refs[block]
 
     @property
-    def total(self) -> int:
-        return self._total
-
-    @property
     def free(self) -> int:
         """Blocks without content."""
         return len(self._free)
@@ -442,23 +438,9 @@ class BlockPool:
     @property
     def used(self) -> int:
         """Blocks with references."""
-        return self._total - len(self._free) - len(self.eviction)
+        return self.total - len(self._free) - len(self.eviction)
 
     @property
     def evicted(self) -> int:
         """Blocks whose content was lost to make room, since the start."""
         return self.of_all.evicted
-
-    @property
-    def hits(self) -> int:
-        """Blocks that requests found since the start, including those promoted for them."""
-        return self._hits
-
-    def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books do not balance. O(blocks): for idle moments and tests."""
-        broken = pool_faults(self._free, self._refs, self._contents, self.eviction, self.below)
-        key_of, promised = self._contents.key_of, self._promises.blocks()
-        if any(key_of[block] is not None or not self._refs[block] for block in promised):
-            broken.append("a block is promised that has content, or that nobody has")
-        if broken:
-            raise RuntimeError(f"block pool: {'; '.join(broken)}")

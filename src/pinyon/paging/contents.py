@@ -1,10 +1,10 @@
-"""The key of each block, and what the eviction policy is told about it."""
+"""The key of each block, now or once its holders have computed it, and what the eviction policy is told about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pinyon.eviction.policy import NO_TRAITS, Known, Traits
+from pinyon.eviction.interface import NO_TRAITS, Known, Traits
 
 
 class Contents:
@@ -68,11 +68,45 @@ class Contents:
         block = self.block_of[key]
         return Known(self._traits[block], self._places[block], self._after[block])
 
-    def faults(self) -> list[str]:
-        """Returns the inconsistencies found, in words. O(blocks)."""
-        unlike = any(self.key_of[block] != key for key, block in self.block_of.items())
-        disagree = unlike or len(self.block_of) != sum(key is not None for key in self.key_of)
-        stale = any(
-            traits is not NO_TRAITS and key is None for key, traits in zip(self.key_of, self._traits, strict=True)
-        )
-        return ["keys and blocks disagree"] * disagree + ["traits of a block without a key"] * stale
+
+class Promises:
+    """The keys of used blocks whose content is still being computed: requests that wait for room may count on them.
+
+    A promise holds until the block has its content or no holder. The blocks are ``0 .. blocks - 1``."""
+
+    def __init__(self, blocks: int) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: list[bytes | None] = [None] * blocks
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def run(self, keys: Sequence[bytes]) -> list[int]:
+        """Returns the blocks of the leading run of ``keys`` that is promised."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Adds promises; keys that are promised already keep their blocks."""
+        block_of, key_of = self._block_of, self._key_of
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
+
+    def end(self, block: int) -> None:
+        """Ends the promise of a block, if any: the block has its content, or nobody uses it."""
+        key = self._key_of[block]
+        if key is not None:
+            self._key_of[block] = None
+            del self._block_of[key]
+
+    def end_all(self, blocks: Iterable[int]) -> None:
+        if self._block_of:
+            for block in blocks:
+                self.end(block)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pinyon.core.block_keys import BlockKey
-from pinyon.eviction.policy import NO_TRAITS, Traits, Use
+from pinyon.eviction.interface import NO_TRAITS, Traits, Use
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 from pinyon.paging.second_tier import Swap
@@ -33,7 +33,7 @@ class Reservations:
 
     @property
     def leases(self) -> int:
-        return self._leases.count
+        return len(self._leases)
 
     # -- reservations
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import EvictionPolicy, Known, Refit, at_once
+from pinyon.eviction.interface import EvictionPolicy, Known, Refit, at_once
 
 NO_SLOT = -1
 SWAPS_OUT_MAX = 1024
@@ -55,7 +55,7 @@ class SecondTier:
         if len(eviction):
             raise ValueError("the eviction policy belongs to another pool")
         self.eviction = Evictor(eviction, refit)
-        self._slots = slots
+        self.slots = slots
         self._free = deque(range(slots - 1, -1, -1))
         self._held: dict[bytes, _Below] = {}
         self._swaps: list[Swap] = []
@@ -70,9 +70,20 @@ class SecondTier:
 
     # -- for the pool
 
-    def demote(self, block: int, key: bytes, known: Known, now_s: float) -> bool:
-        """Moves the block's content, which is that of ``key``, to a free slot. Returns False if it is lost instead."""
-        return self._move(block, NO_SLOT, key, known, now_s)
+    def demote(self, block: int, key: bytes, known: Known, now_s: float, into: int = NO_SLOT) -> bool:
+        """Moves the block's content, which is that of ``key``, to a free slot. Returns False if it is lost instead.
+
+        The content of the slot ``into`` comes to the block then, if one is named."""
+        if self._leaving >= self._swaps_out_max:
+            self.eviction.evict((key,), now_s)
+            self.lost += 1
+            return False
+        slot = self._free.pop()
+        self._held[key] = _Below(slot, known)
+        self._swaps.append(Swap(block, slot, into))
+        self._leaving += 1
+        self.swapped_out += 1
+        return True
 
     def promote(self, key: bytes, block: int) -> Known:
         """Moves the content of ``key`` to this block, which has none. Returns what is known of the key."""
@@ -89,7 +100,7 @@ class SecondTier:
         below = self._take(key)
         # taken only if no other slot is free: an exchange within one slot copies more
         self._free.appendleft(below.slot)
-        kept = self._move(block, below.slot, demoted, known, now_s)
+        kept = self.demote(block, demoted, known, now_s, below.slot)
         if not kept:
             self._swaps.append(Swap(block, NO_SLOT, below.slot))
         return below.known, kept
@@ -97,18 +108,6 @@ class SecondTier:
     def _take(self, key: bytes) -> _Below:
         self.swapped_in += 1
         return self._held.pop(key)
-
-    def _move(self, block: int, into: int, key: bytes, known: Known, now_s: float) -> bool:
-        if self._leaving >= self._swaps_out_max:
-            self.eviction.evict((key,), now_s)
-            self.lost += 1
-            return False
-        slot = self._free.pop()
-        self._held[key] = _Below(slot, known)
-        self._swaps.append(Swap(block, slot, into))
-        self._leaving += 1
-        self.swapped_out += 1
-        return True
 
     def forget(self, key: bytes) -> bool:
         """Drops a key and returns whether it was in this tier."""
@@ -146,10 +145,6 @@ class SecondTier:
         return self._held.keys()
 
     @property
-    def slots(self) -> int:
-        return self._slots
-
-    @property
     def free(self) -> int:
         return len(self._free)
 
@@ -157,9 +152,3 @@ class SecondTier:
     def pending(self) -> bool:
         """Copies are waiting for :meth:`take_swaps`."""
         return bool(self._swaps)
-
-    def faults(self) -> list[str]:
-        """Returns the inconsistencies found, in words. O(slots)."""
-        taken = [below.slot for below in self._held.values()]
-        wrong = [] if sorted([*taken, *self._free]) == list(range(self._slots)) else ["slots are neither held nor free"]
-        return wrong + (["keys that may not be lost"] if any(key not in self.eviction for key in self._held) else [])

@@ -7,13 +7,13 @@ The numbers are data (``engines/NAME.json``, or a user's file with the same fiel
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from pinyon.core.errors import InvalidArgument
-from pinyon.profiles.files import names_in, profile_from
+from pinyon.profiles.files import check_values, names_in, profile_from
 
 _FOLDER = Path(__file__).with_name("engines")
+KIND = "engine profile"
 SECONDS_MAX = 3600.0
 
 
@@ -41,16 +41,7 @@ class EngineProfile:
     The *whole* batch shares it (FEATHER §3.2), or some of it where the kernel reads what each group shares once."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "str":
-                if not isinstance(value, str):
-                    raise _bad(f"{field.name} must be a text")
-            elif field.name == "decode_shared_share":
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                    raise _bad(f"{field.name} must be from 0 to 1, got {value!r}")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
-                raise _bad(f"{field.name} must be seconds from 0 to {SECONDS_MAX:.0f}, got {value!r}")
+        check_values(self, KIND, (0, SECONDS_MAX), decode_shared_share=(0, 1))
 
     def kv_read(self, kv_tokens: float, again: float) -> float:
         """Returns the tokens that count, of those that a batch reads together, if ``again`` of them were read for
@@ -76,8 +67,4 @@ def built_in_profiles() -> list[str]:
 
 def load_profile(name: str) -> EngineProfile:
     """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
-    return profile_from(EngineProfile, name, _FOLDER, "engine profile")
-
-
-def _bad(message: str) -> InvalidArgument:
-    return InvalidArgument(f"engine profile: {message}", field="engine_profile")
+    return profile_from(EngineProfile, name, _FOLDER, KIND)

@@ -53,3 +53,19 @@ def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Pro
             f"{name} must have the fields {', '.join(sorted(needed))}; missing or unknown: {', '.join(sorted(wrong))}"
         )
     return kind(**values)
+
+
+def check_values(profile: Any, what: str, bounds: tuple[float, float], **other_bounds: tuple[float, float]) -> None:
+    """Raises :class:`InvalidArgument` for the first field of a wrong type, or with a number beyond the bounds."""
+    for field in fields(profile):
+        value, kind = getattr(profile, field.name), str(field.type)
+        least, most = other_bounds.get(field.name, bounds)
+        if kind == "str":
+            right, wanted = isinstance(value, str), "a text"
+        elif isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
+            right, wanted = False, "a whole number" if kind == "int" else "a number"
+        else:
+            right, wanted = least <= value <= most, f"from {least:g} to {most:g}"
+        if not right:
+            message = f"{what}: {field.name} must be {wanted}, got {value!r}"
+            raise InvalidArgument(message, field=what.replace(" ", "_"))

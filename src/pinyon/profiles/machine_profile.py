@@ -5,13 +5,13 @@ Numbers are data (``machines/NAME.json``, or a user's file with the same fields)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from pinyon.core.errors import InvalidArgument
-from pinyon.profiles.files import names_in, profile_from
+from pinyon.profiles.files import check_values, names_in, profile_from
 
 _FOLDER = Path(__file__).with_name("machines")
+KIND = "machine profile"
 MOST = 1e15
 
 
@@ -38,15 +38,7 @@ class MachineProfile:
     """Bytes per second that all SSDs together read."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, kind = getattr(self, field.name), str(field.type)
-            if kind == "str":
-                if not isinstance(value, str):
-                    raise _bad(f"{field.name} must be a text")
-            elif isinstance(value, bool) or not isinstance(value, int if kind == "int" else int | float):
-                raise _bad(f"{field.name} must be a {'whole ' if kind == 'int' else ''}number, got {value!r}")
-            elif not (0 if field.name == "dram_tokens" else 1) <= value <= MOST:
-                raise _bad(f"{field.name} must be from 1 to {MOST:g}, got {value!r}")
+        check_values(self, KIND, (1, MOST), dram_tokens=(0, MOST))
 
 
 def built_in_machines() -> list[str]:
@@ -55,8 +47,4 @@ def built_in_machines() -> list[str]:
 
 def load_machine(name: str) -> MachineProfile:
     """Loads a built-in profile, or a file (has a ``/`` or ends in ``.json``). Raises :class:`InvalidArgument`."""
-    return profile_from(MachineProfile, name, _FOLDER, "machine profile")
-
-
-def _bad(message: str) -> InvalidArgument:
-    return InvalidArgument(f"machine profile: {message}", field="machine_profile")
+    return profile_from(MachineProfile, name, _FOLDER, KIND)

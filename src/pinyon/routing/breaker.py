@@ -10,48 +10,38 @@ A server that was left out is tried with one request when its pause is over; eac
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Final
 
 from pinyon.core.avoidance import Avoidance
 
 SERVERS_MAX = 4096
+FAILURES: Final = 5
+"""Failures in about the last ``WINDOW_S`` for which a server is left out, if they are half of its requests."""
+WINDOW_S: Final = 10.0
+FIRST_S: Final = 0.5
+MAX_S: Final = 30.0
+"""The longest pause; the first is ``FIRST_S``."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
-    """Thresholds and pauses, in seconds. ``first_s`` is the first pause, ``max_s`` the longest.
+@dataclass(slots=True)
+class _Known:
+    """One server's state. A request's outcome counts half as much for each window that has passed."""
 
-    A server fails with ``failures`` in about the last ``window_s``, if these are at least this ``ratio`` of all.
-    """
+    at_s: float
+    failures: float = 0.0
+    successes: float = 0.0
+    absent: bool = False
+    failing: bool = False
 
-    failures: int = 5
-    ratio: float = 0.5
-    window_s: float = 10.0
-    first_s: float = 0.5
-    max_s: float = 30.0
+    @property
+    def open(self) -> bool:
+        return self.absent or self.failing
 
-    def __post_init__(self) -> None:
-        if self.failures < 1 or not 0 < self.ratio <= 1:
-            raise ValueError("failures must be at least 1, and ratio above 0 and at most 1")
-        if not 0 < self.window_s < math.inf or not 0 < self.first_s <= self.max_s < math.inf:
-            raise ValueError("times must be positive, and first_s at most max_s")
-
-
-class _Counts:
-    """The recent outcomes of requests. An outcome counts half as much for each window that has passed."""
-
-    __slots__ = ("at_s", "failures", "successes")
-
-    def __init__(self, now_s: float) -> None:
-        self.at_s = now_s
-        self.failures = 0.0
-        self.successes = 0.0
-
-    def fade(self, now_s: float, window_s: float) -> None:
+    def fade(self, now_s: float) -> None:
         passed_s = now_s - self.at_s
         if passed_s > 0:
-            left = 0.5 ** (passed_s / window_s)
+            left = 0.5 ** (passed_s / WINDOW_S)
             self.failures *= left
             self.successes *= left
             self.at_s = now_s
@@ -60,62 +50,58 @@ class _Counts:
 class Breaker:
     """The breaker of all servers of one load balancer. Owned by one thread; the caller passes the time (seconds)."""
 
-    def __init__(self, settings: BreakerSettings | None = None) -> None:
-        self._settings = settings or BreakerSettings()
-        self._pauses = Avoidance(first_s=self._settings.first_s, max_s=self._settings.max_s, max_peers=SERVERS_MAX)
-        self._counts: dict[str, _Counts] = {}
-        self._absent: set[str] = set()
-        self._failing: set[str] = set()
+    def __init__(self) -> None:
+        self._pauses = Avoidance(first_s=FIRST_S, max_s=MAX_S, max_peers=SERVERS_MAX)
+        self._servers: dict[str, _Known] = {}
 
     def add(self, server: str, now_s: float) -> None:
         """Adds a server; does nothing if it is there. Raises ``ValueError`` beyond :data:`SERVERS_MAX`."""
-        if server not in self._counts:
-            if len(self._counts) >= SERVERS_MAX:
+        if server not in self._servers:
+            if len(self._servers) >= SERVERS_MAX:
                 raise ValueError(f"at most {SERVERS_MAX} servers")
-            self._counts[server] = _Counts(now_s)
+            self._servers[server] = _Known(now_s)
 
     def remove(self, server: str) -> None:
-        if self._counts.pop(server, None) is not None:
-            self._close(server)
+        if self._servers.pop(server, None) is not None:
+            self._pauses.succeeded(server)
 
     def failed(self, server: str, now_s: float, *, absent: bool = False) -> None:
         """Records a request that failed. ``absent``: it did not reach the server."""
-        counts = self._counts.get(server)
-        if counts is None:
+        known = self._servers.get(server)
+        if known is None:
             return
-        settings = self._settings
-        counts.fade(now_s, settings.window_s)
-        counts.failures += 1.0
+        known.fade(now_s)
+        known.failures += 1.0
         if absent:
-            self._absent.add(server)
-            self._failing.discard(server)
-        elif server not in self._absent and server not in self._failing:
-            total = counts.failures + counts.successes
+            known.absent, known.failing = True, False
+        elif not known.open:
             # The half makes up for what has faded since the first failure.
-            if counts.failures < settings.failures - 0.5 or counts.failures < settings.ratio * total:
+            if known.failures < FAILURES - 0.5 or known.failures < known.successes:
                 return
-            if 2 * (len(self._failing) + 1) > len(self._counts):
+            if 2 * (sum([each.failing for each in self._servers.values()]) + 1) > len(self._servers):
                 return
-            self._failing.add(server)
+            known.failing = True
         self._pauses.failed(server, now_s)
 
     def succeeded(self, server: str, began_s: float, now_s: float) -> None:
         """Records that a request sent at ``began_s`` ended well."""
-        counts = self._counts.get(server)
-        if counts is None:
+        known = self._servers.get(server)
+        if known is None:
             return
-        counts.fade(now_s, self._settings.window_s)
-        counts.successes += 1.0
-        if server in self._absent or server in self._failing:
+        known.fade(now_s)
+        known.successes += 1.0
+        if known.open:
             self._pauses.succeeded(server, began_s)
             if server not in self._pauses:
-                self._close(server)
-                counts.failures = 0.0
+                known.absent = known.failing = False
+                known.failures = 0.0
 
     def found(self, server: str) -> None:
         """Records that the server answers a probe, so it is not absent. Only requests show whether it still fails."""
-        if server in self._absent:
-            self._close(server)
+        known = self._servers.get(server)
+        if known is not None and known.absent:
+            known.absent = False
+            self._pauses.succeeded(server)
 
     def allows(self, server: str, now_s: float) -> bool:
         """Returns whether the server may get a request now."""
@@ -123,14 +109,10 @@ class Breaker:
 
     def tried(self, server: str, now_s: float) -> None:
         """Records a request that goes there. For a server that was left out, it is the only one for now."""
-        if server in self._absent or server in self._failing:
+        if self.is_open(server):
             self._pauses.tried(server, now_s)
 
     def is_open(self, server: str) -> bool:
         """Returns whether the server was left out, and nothing good is known of it since."""
-        return server in self._absent or server in self._failing
-
-    def _close(self, server: str) -> None:
-        self._absent.discard(server)
-        self._failing.discard(server)
-        self._pauses.succeeded(server)
+        known = self._servers.get(server)
+        return known is not None and known.open

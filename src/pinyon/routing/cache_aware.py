@@ -10,8 +10,7 @@ from pinyon.core.policies import check_bounds
 from pinyon.routing.plain import PlainPolicy
 from pinyon.routing.prefix_trie import CHUNKS_MAX, PrefixTrie
 from pinyon.routing.routing_keys import KEY_BYTES
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_full
+from pinyon.routing.target import Routed, Target, least_full
 
 
 @dataclass(frozen=True, slots=True)

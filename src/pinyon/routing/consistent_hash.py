@@ -15,8 +15,7 @@ from xxhash import xxh3_64_intdigest
 from pinyon.core.hash_ring import HashRing
 from pinyon.core.policies import check_bounds
 from pinyon.routing.plain import PlainPolicy
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, least_full
+from pinyon.routing.target import Routed, Target, least_full
 
 SEED = 0x5357
 

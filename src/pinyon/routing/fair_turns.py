@@ -8,87 +8,89 @@ missed are lost, like any that were not asked for.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection, KeysView
-
-from pinyon.routing.waiting import STALE_MAX, Tenant, TenantLane, WaitingRequest
 
 TENANTS_MAX = 8192
 """Tenants without a place whose share is remembered."""
 
 
-class _Demand:
-    """The lanes of all tenants with the same demand, by whose turn it is.
+class WaitingRequest:
+    """A request that waits, with the ``tokens`` it may take.
 
-    A heap has one valid entry for each lane. After a tenant's turn, its entries are too early: each is put where it
-    belongs when it comes to the front.
+    Of one tenant and demand, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique.
     """
 
-    __slots__ = ("_turns", "lanes")
+    __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens")
+
+    def __init__(self, number: int, tenant: Tenant, tokens: int, due_s: float, rank: int, demand: int) -> None:
+        self.number, self.tenant, self.tokens = number, tenant, tokens
+        self.due_s, self.rank, self.demand = due_s, rank, demand
+
+
+class Tenant:
+    """The places of one tenant, and where its next request starts in virtual time (tokens)."""
+
+    __slots__ = ("lanes", "name", "reserved", "start", "turn", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reserved: dict[int, None] = {}
+        self.waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
+        """Requests in the order they came; a request that was put back is in front."""
+        self.lanes: dict[int, list[tuple[float, int, WaitingRequest]]] = {}
+        """Due time, rank and request of all that wait, by demand and in this order; none is empty."""
+        self.start = 0
+        self.turn = 0
+        """A tie-breaker among tenants that start at the same time: the lower goes first. It is new after each turn."""
+
+    def __len__(self) -> int:
+        return len(self.reserved) + len(self.waiting)
+
+
+class TenantLengths:
+    """Tenants by their number of places. The tenant with most places is found without looking at all."""
 
     def __init__(self) -> None:
-        self._turns: list[tuple[int, int, int, TenantLane]] = []  # start, turn, serial of the lane's entry, lane
-        self.lanes = 0
+        self._tenants: dict[int, dict[Tenant, None]] = {}
+        self.longest = 0
 
-    def enlist(self, lane: TenantLane, serial: int) -> None:
-        """Adds an entry with a new ``serial`` for the lane, which voids its earlier entry."""
-        lane.listed = serial
-        heapq.heappush(self._turns, (lane.tenant.start, lane.tenant.turn, serial, lane))
-        self._tidy()
+    def one(self) -> Tenant:
+        """Returns the tenant that has been one of the longest for longest."""
+        return next(iter(self._tenants[self.longest]))
 
-    def one_ended(self) -> None:
-        """Subtracts a lane that has become empty."""
-        self.lanes -= 1
-        self._tidy()
-
-    def first(self) -> TenantLane:
-        """Returns the lane whose turn it is; there must be one."""
-        turns = self._turns
-        while True:
-            start, _, serial, lane = turns[0]
-            tenant = lane.tenant
-            if not lane.count or lane.listed != serial:
-                heapq.heappop(turns)
-            elif start != tenant.start:
-                heapq.heapreplace(turns, (tenant.start, tenant.turn, serial, lane))
-            else:
-                return lane
-
-    def _tidy(self) -> None:
-        if len(self._turns) > 2 * self.lanes + STALE_MAX:
-            self._turns = self._valid()
-            heapq.heapify(self._turns)
-
-    def _valid(self) -> list[tuple[int, int, int, TenantLane]]:
-        return [entry for entry in self._turns if entry[3].count and entry[3].listed == entry[2]]
-
-    def check_integrity(self) -> None:
-        valid = self._valid()
-        assert len(valid) == len({id(entry[3]) for entry in valid}) == self.lanes > 0, "a turn is lost"
-        assert len(self._turns) <= 2 * self.lanes + STALE_MAX, "most turns are void"
-        for start, turn, _, lane in valid:
-            assert (start, turn) <= (lane.tenant.start, lane.tenant.turn), "a turn comes too late"
+    def moved(self, tenant: Tenant, before: int, after: int) -> None:
+        """Moves a tenant from ``before`` to ``after`` places, which differ by one."""
+        if before:
+            left = self._tenants[before]
+            del left[tenant]
+            if not left:
+                del self._tenants[before]
+        if after:
+            self._tenants.setdefault(after, {})[tenant] = None
+        if after > self.longest or (before == self.longest and before not in self._tenants):
+            self.longest = after
 
 
 class FairTurns:
     """The waiting requests, by demand and tenant.
 
-    A step costs O(log n) for each demand that its tenant waits with, and a look at each demand of anybody.
+    A step searches one sorted list for each demand that its tenant waits with, and looks at each demand of anybody.
     """
 
     def __init__(self) -> None:
-        self._demands: dict[int, _Demand] = {}
+        self._turns: dict[int, list[tuple[int, int, Tenant]]] = {}
+        """Start, turn and tenant of all that wait with a demand, in this order; none is empty."""
         self._now_tokens = 0
         self._last_turn = 0
-        self._last_serial = 0
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Virtual times at which tenants that do not wait would go on, the oldest first."""
 
     @property
     def demands(self) -> KeysView[int]:
         """Demands of waiting requests."""
-        return self._demands.keys()
+        return self._turns.keys()
 
     def add(self, waiting: WaitingRequest) -> None:
         tenant, demand = waiting.tenant, waiting.demand
@@ -96,65 +98,46 @@ class FairTurns:
             tenant.start = max(self._now_tokens, self._finished.pop(tenant.name, 0))
             self._last_turn = tenant.turn = self._last_turn + 1
         lane = tenant.lanes.get(demand)
-        if lane is not None:
-            lane.add(waiting)
-            return
-        lane = tenant.lanes[demand] = TenantLane(tenant, demand)
-        lane.add(waiting)
-        those = self._demands.get(demand)
-        if those is None:
-            those = self._demands[demand] = _Demand()
-        those.lanes += 1
-        self._enlist(those, lane)
+        if lane is None:
+            lane = tenant.lanes[demand] = []
+            insort(self._turns.setdefault(demand, []), (tenant.start, tenant.turn, tenant))
+        insort(lane, (waiting.due_s, waiting.rank, waiting))
 
     def next(self, closed: Collection[int]) -> WaitingRequest | None:
         """Returns the request whose turn it is, among demands that are not ``closed``. The request still waits."""
         shut = frozenset(closed)
-        best: TenantLane | None = None
-        for demand, those in self._demands.items():
-            if demand not in shut:
-                lane = those.first()
-                if best is None or _before(lane.tenant, best.tenant):
-                    best = lane
-        if best is None:
+        firsts = [turns[0] for demand, turns in self._turns.items() if demand not in shut]
+        if not firsts:
             return None
-        found = best.first()
-        for demand, lane in best.tenant.lanes.items():
-            if lane is not best and demand not in shut:
-                other = lane.first()
-                if found is None or (other is not None and _due_before(other, found)):
-                    found = other
-        return found
+        lanes = min(firsts)[2].lanes
+        return min([lane[0] for demand, lane in lanes.items() if demand not in shut])[2]
 
     def went_on(self, waiting: WaitingRequest) -> None:
         """Charges the tenant of a request that got its slot, so its next turn is later. Call :meth:`gone` next."""
         tenant = waiting.tenant
         self._now_tokens = max(self._now_tokens, tenant.start)
-        tenant.start = self._now_tokens + waiting.tokens
-        self._last_turn = tenant.turn = self._last_turn + 1
+        self._last_turn += 1
+        self._move(tenant, self._now_tokens + waiting.tokens, self._last_turn)
 
     def came_back(self, tenant: Tenant, tokens: int) -> None:
         """Credits the tokens of a request that came back, even where nothing was charged because nobody waited."""
         if tenant.lanes:
-            tenant.start -= tokens
-            for demand, lane in tenant.lanes.items():
-                self._enlist(self._demands[demand], lane)
+            self._move(tenant, tenant.start - tokens, tenant.turn)
         elif tenant.name in self._finished:
             self._finished[tenant.name] -= tokens
 
     def gone(self, waiting: WaitingRequest) -> None:
         """Removes a request that waits no longer."""
-        tenant = waiting.tenant
-        lane = tenant.lanes[waiting.demand]
-        lane.one_went()
-        if lane.count:
+        tenant, demand = waiting.tenant, waiting.demand
+        lane = tenant.lanes[demand]
+        del lane[bisect_left(lane, (waiting.due_s, waiting.rank))]
+        if lane:
             return
-        del tenant.lanes[waiting.demand]
-        those = self._demands[waiting.demand]
-        those.one_ended()
-        if not those.lanes:
-            del self._demands[waiting.demand]
-        if not self._demands:  # all start equal when there is a queue again
+        del tenant.lanes[demand]
+        self._take_out(tenant, demand)
+        if not self._turns[demand]:
+            del self._turns[demand]
+        if not self._turns:  # all start equal when there is a queue again
             self._finished.clear()
             self._now_tokens = 0
         elif not tenant.lanes:  # also if it withdrew its last request: it has had its turns
@@ -162,26 +145,12 @@ class FairTurns:
             if len(self._finished) > TENANTS_MAX:
                 self._finished.popitem(last=False)
 
-    def _enlist(self, those: _Demand, lane: TenantLane) -> None:
-        self._last_serial += 1
-        those.enlist(lane, self._last_serial)
+    def _move(self, tenant: Tenant, start: int, turn: int) -> None:
+        for demand in tenant.lanes:
+            self._take_out(tenant, demand)
+            insort(self._turns[demand], (start, turn, tenant))
+        tenant.start, tenant.turn = start, turn
 
-    def check_integrity(self, tenants: Collection[Tenant]) -> None:
-        """Raises :class:`AssertionError` if a waiting request is not lined up. ``tenants``: all with a place."""
-        lanes = [lane for tenant in tenants for lane in tenant.lanes.values()]
-        assert all(lane.count for lane in lanes), "an empty lane is kept"
-        assert sum(lane.count for lane in lanes) == sum(len(tenant.waiting) for tenant in tenants), "a lane is lost"
-        for lane in lanes:
-            lane.check_integrity()
-        assert {lane.demand for lane in lanes} == self._demands.keys(), "a demand is lost"
-        for demand, those in self._demands.items():
-            assert those.lanes == sum(1 for lane in lanes if lane.demand == demand), "lanes are miscounted"
-            those.check_integrity()
-
-
-def _before(one: Tenant, other: Tenant) -> bool:
-    return one.start < other.start or (one.start == other.start and one.turn < other.turn)
-
-
-def _due_before(one: WaitingRequest, other: WaitingRequest) -> bool:
-    return one.due_s < other.due_s or (one.due_s == other.due_s and one.rank < other.rank)
+    def _take_out(self, tenant: Tenant, demand: int) -> None:
+        turns = self._turns[demand]
+        del turns[bisect_left(turns, (tenant.start, tenant.turn))]

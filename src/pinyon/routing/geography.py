@@ -106,7 +106,8 @@ def parse_geography(document: Any) -> Geography:
         raise InvalidArgument(
             f"at most {REGIONS_MAX} regions, {RULES_MAX} rules and {TENANTS_MAX} tenants may be named"
         )
-    check_geographies_of(regions)
+    for name in regions:
+        check_geographies((name,), "regions")
     tags = {name: _names(given, f"regions.{name}") for name, given in regions.items()}
     known = {EVERYONE, *tags}
     for names in tags.values():
@@ -118,12 +119,6 @@ def parse_geography(document: Any) -> Geography:
         parsed.append(Rule(senders, _patterns(rule.get("to"), f"rules[{place}].to", known)))
     allowed = {tenant: _patterns(given, f"tenants.{tenant}", known) for tenant, given in tenants.items()}
     return Geography(tags, tuple(parsed), allowed)
-
-
-def check_geographies_of(regions: Mapping[str, Any]) -> None:
-    """Raises :class:`InvalidArgument` for a region whose name no request could give."""
-    for name in regions:
-        check_geographies((name,), "regions")
 
 
 def _table(given: Any, what: str, known: Sequence[str] = ()) -> Mapping[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 
 
 class TargetPolicy(Protocol):

@@ -5,12 +5,11 @@ There are two layers (SkyWalker §3.1): the instances of the region, and the loa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator
 
 from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.pushing import UNLIMITED
-from pinyon.routing.target import UNKNOWN, Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import UNKNOWN, Report, Routed, Target
 
 TARGETS_MAX = 4096
 
@@ -82,12 +81,6 @@ class Layer:
         if target is not None:
             target.distance_s = distance_s
 
-    def set_capacity(self, name: str, capacity: int) -> None:
-        """Sets how many requests the target's batch holds, as reported or learned; 0 means unknown."""
-        target = self._targets.get(name)
-        if target is not None:
-            target.capacity = capacity
-
     def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
         """Records a report or probe of now. ``unseen``: our requests under way, if known better than ``received``."""
         target = self._targets.get(name)
@@ -103,25 +96,33 @@ class Layer:
 
     # -- availability
 
-    def spare(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> int:
-        """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``UNLIMITED``."""
-        total, pushing = 0, self._pushing
-        for target in self._targets.values():
-            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
+    def _among(self, allowed: Container[str] | None, exclude: Collection[str]) -> Collection[Target]:
+        """Returns the targets among the ``allowed`` (None: all) that are not excluded."""
+        targets = self._targets.values()
+        if allowed is None and not exclude:
+            return targets
+        return [each for each in targets if (allowed is None or each.name in allowed) and each.name not in exclude]
+
+    def spare(
+        self,
+        now_s: float,
+        allowed: Container[str] | None = None,
+        exclude: Collection[str] = (),
+        most: int = UNLIMITED,
+    ) -> int:
+        """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``most``; looks
+        at no more targets than it has to."""
+        total, pushing, enough = 0, self._pushing, min(UNLIMITED, self._held + most)
+        for target in self._among(allowed, exclude):
+            if target.batches:
                 total += pushing.spare(target, now_s)
-                if total >= UNLIMITED:
-                    return UNLIMITED
+                if total >= enough:
+                    return most
         return max(0, total - self._held)
 
     def has_room(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> bool:
-        """Returns whether :meth:`spare` is above 0, and looks at no more targets than it has to."""
-        total, pushing, held = 0, self._pushing, self._held
-        for target in self._targets.values():
-            if target.batches and (allowed is None or target.name in allowed) and target.name not in exclude:
-                total += pushing.spare(target, now_s)
-                if total > held:
-                    return True
-        return False
+        """Returns whether :meth:`spare` is above 0."""
+        return self.spare(now_s, allowed, exclude, 1) > 0
 
     def takes(self, name: str, now_s: float) -> bool:
         """Returns whether the target is available."""
@@ -132,25 +133,16 @@ class Layer:
         self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()
     ) -> list[Target]:
         """Returns the targets that a request may be pushed to now, among the ``allowed`` (None: all)."""
-        spare, targets = self._pushing.spare, self._targets.values()
-        if allowed is None and not exclude:
-            return [target for target in targets if spare(target, now_s)]
-        return [
-            target
-            for target in targets
-            if (allowed is None or target.name in allowed) and target.name not in exclude and spare(target, now_s)
-        ]
+        spare = self._pushing.spare
+        return [target for target in self._among(allowed, exclude) if spare(target, now_s)]
 
     def full(self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = ()) -> list[Target]:
         """Returns the targets without room at which one more request may wait."""
         pushing = self._pushing
         return [
             target
-            for target in self._targets.values()
-            if (allowed is None or target.name in allowed)
-            and target.name not in exclude
-            and not pushing.spare(target, now_s)
-            and pushing.admits(target, now_s)
+            for target in self._among(allowed, exclude)
+            if not pushing.spare(target, now_s) and pushing.admits(target, now_s)
         ]
 
     def with_room(self, now_s: float) -> int:
@@ -165,7 +157,7 @@ class Layer:
         """Returns the request's target, or None if none is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
         if len(available) < len(self._targets):
-            full = self._waits_for(request, available, now_s, allowed, exclude)
+            full = self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
             if full is not None:
                 return full
         return self._policy.choose(request, available) if available else None
@@ -175,27 +167,15 @@ class Layer:
 
         The conductor may choose any sound target, so none may have so many waiting that it admits no more.
         """
-        available = self.available(now_s, exclude=exclude)
-        if self._waits_for(request, available, now_s, None, exclude) is None:
+        available, full = self.available(now_s, exclude=exclude), self.full(now_s, exclude=exclude)
+        if len(available) == len(self._targets) or self._policy.waits_for(request, available, full) is None:
             return False
-        some = {target.name for target in available} | {target.name for target in self.full(now_s, exclude=exclude)}
-        for target in self._targets.values():
-            sound = target.batches and target.live and not target.draining and target.name not in exclude
-            if sound and target.name not in some:
-                return False
-        return True
-
-    def _waits_for(
-        self,
-        request: Routed,
-        available: Sequence[Target],
-        now_s: float,
-        allowed: Container[str] | None,
-        exclude: Collection[str],
-    ) -> Target | None:
-        if len(available) == len(self._targets):
-            return None
-        return self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
+        some = {target.name for target in (*available, *full)}
+        return all(
+            target.name in some
+            for target in self._among(None, exclude)
+            if target.batches and target.live and not target.draining
+        )
 
     def affinity(self, request: Routed, target: Target) -> int:
         """Returns how much speaks for the target that this layer chose, beside those of other layers."""

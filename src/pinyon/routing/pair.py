@@ -7,13 +7,12 @@ to from there. A mixed instance with room to decode keeps the request, and no KV
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pinyon.core.request import Role
 from pinyon.routing.layer import Layer
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +92,32 @@ def choose_pair(groups: Sequence[InstanceGroup], layer: Layer, request: Routed, 
     The pair has room by the layer's pushing rule, or is a full mixed instance whose cache the policy thinks worth
     waiting for. If there is no such pair, any instances of the layer will do.
     """
-    able = {target.name for target in layer.available(now_s)}
-    pair = _choose(groups, layer, request, able, {target.name for target in layer.full(now_s)})
-    return _choose(groups, layer, request, {target.name for target in layer}, set()) if pair is None else pair
+    pair = _choose(groups, layer, request, layer.available(now_s), layer.full(now_s))
+    return _choose(groups, layer, request, layer, ()) if pair is None else pair
 
 
 def _choose(
-    groups: Sequence[InstanceGroup], layer: Layer, request: Routed, able: set[str], full: set[str]
+    groups: Sequence[InstanceGroup],
+    layer: Layer,
+    request: Routed,
+    with_room: Iterable[Target],
+    without_room: Iterable[Target],
 ) -> Pair | None:
+    able, full = {each.name: each for each in with_room}, {each.name: each for each in without_room}
     prefills: dict[str, tuple[PairCandidate, InstanceGroup]] = {}
     for group in groups:
         if any(each.instance_id in able for each in group.decodes):
             for each in group.prefills:
                 if each.instance_id in able:
                     prefills[each.instance_id] = each, group
-    targets = _targets(layer, list(prefills))
+    targets = [able[name] for name in prefills]
     alone = {
         each.instance_id: each
         for group in (groups if full else ())
         for each in group.prefills
         if each.instance_id in full and each in group.decodes
     }
-    waits_for = layer.policy.waits_for(request, targets, _targets(layer, list(alone)))
+    waits_for = layer.policy.waits_for(request, targets, [full[name] for name in alone])
     if waits_for is not None:
         return Pair(alone[waits_for.name], alone[waits_for.name])
     if not targets:
@@ -123,14 +126,5 @@ def _choose(
     decodes = {each.instance_id: each for each in group.decodes if each.instance_id in able}
     if prefill.instance_id in decodes:
         return Pair(prefill, prefill)
-    chosen = layer.policy.choose(Routed(), _targets(layer, list(decodes)))
+    chosen = layer.policy.choose(Routed(), [able[name] for name in decodes])
     return Pair(prefill, decodes[chosen.name])
-
-
-def _targets(layer: Layer, names: Sequence[str]) -> list[Target]:
-    found = []
-    for name in names:
-        target = layer.get(name)
-        if target is not None:
-            found.append(target)
-    return found

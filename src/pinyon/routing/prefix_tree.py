@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from pinyon.core.policies import check_bounds
 from pinyon.routing.prefix_trie import CHUNKS_MAX, RECORDS_MAX, Match, PrefixTrie
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed, near_least_full
+from pinyon.routing.target import Routed, Target, near_least_full
 
 
 @dataclass(frozen=True, slots=True)

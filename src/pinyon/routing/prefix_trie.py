@@ -220,31 +220,6 @@ class PrefixTrie:
             self._left.remove(place)
             self._free.append(place)
 
-    def check_integrity(self) -> None:
-        """Raises :class:`AssertionError` where the trie contradicts itself. Looks at all of it."""
-        assert self.chunks <= self._chunks_max, f"{self.chunks} chunks, at most {self._chunks_max} may be"
-        assert len(self._records) <= self._records_max, "too many records"
-        expected: dict[_TrieNode, dict[int, int]] = {}
-        for last, place in self._records:
-            node: _TrieNode | None = last
-            while node is not None:
-                counts = expected.setdefault(node, {})
-                counts[place] = counts.get(place, 0) + 1
-                node = node.parent
-        assert set(expected) == set(self._starts.values()), "a node without records, or one that is not found"
-        for node, counts in expected.items():
-            assert node.counts == counts, "records are miscounted"
-            assert node.targets == sum([1 << place for place in counts]), "bits differ from counts"
-            assert self._starts[node.keys[:KEY_BYTES]] is node
-            assert node.parent is None or not node.targets & ~node.parent.targets, "a child has a target of its own"
-        assert self.chunks == sum([len(node.keys) for node in expected]) // KEY_BYTES, "chunks are miscounted"
-        assert self.bits == {target: 1 << place for target, place in self._places.items()}, "bits differ from places"
-        taken = sorted([*self._places.values(), *self._free, *self._left])
-        assert taken == list(range(self._width)), "places are lost, or given twice"
-        for place in range(self._width):
-            sizes = [len(node.keys) for node in expected if place in node.counts]
-            assert self._sizes[place] == sum(sizes) // KEY_BYTES, "sizes are miscounted"
-
 
 def _shared(mine: bytes, keys: bytes, at: int) -> int:
     """Returns how many bytes (whole keys) ``mine``, equal at first but not throughout, shares with ``keys[at:]``."""

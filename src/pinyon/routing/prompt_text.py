@@ -23,27 +23,6 @@ _PART: Final = "\x1f"
 _SPOKEN: Final = ("role", "content")
 
 
-class _Text:
-    """A text that grows up to its bound, :data:`TEXT_MAX`."""
-
-    def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._chars = 0
-
-    @property
-    def full(self) -> bool:
-        return self._chars >= TEXT_MAX
-
-    def add(self, text: str) -> None:
-        if self._chars < TEXT_MAX:
-            text = text[: TEXT_MAX - self._chars]
-            self._parts.append(text)
-            self._chars += len(text)
-
-    def encoded(self) -> bytes:
-        return "".join(self._parts).encode("utf-8", "surrogatepass")[:TEXT_MAX]
-
-
 def prompt_text(body: Mapping[str, Any]) -> bytes:
     """Returns the text of a JSON body for OpenAI's completions, chats and responses, or Anthropic's messages.
 
@@ -52,29 +31,26 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
     """
     if "prompt" in body:
         return _of_prompt(body["prompt"])
-    text = _Text()
+    parts: list[str] = []
     for name in ("tools", "system", "instructions"):
         given = body.get(name)
         if given:
-            text.add(name + _PART)
-            if isinstance(given, str):
-                text.add(given)
-            elif name == "system":
-                _add_content(text, given)
-            else:
-                text.add(_canonical(given))
-            text.add(_MESSAGE)
+            text = _content(given) if name == "system" or isinstance(given, str) else _canonical(given)
+            parts += (name, _PART, text, _MESSAGE)
     spoken = body.get("messages")
     if spoken is None:
         spoken = body.get("input")
     if isinstance(spoken, str):
-        _add_message(text, {"role": "user", "content": spoken})
-    elif isinstance(spoken, list):
+        spoken = [{"role": "user", "content": spoken}]
+    if isinstance(spoken, list):
+        left = TEXT_MAX - sum(map(len, parts))
         for message in spoken:
-            if text.full:
+            if left <= 0:
                 break
-            _add_message(text, message)
-    return text.encoded()
+            text = _message(message)
+            parts.append(text)
+            left -= len(text)
+    return "".join(parts)[:TEXT_MAX].encode("utf-8", "surrogatepass")[:TEXT_MAX]
 
 
 def _of_prompt(prompt: Any) -> bytes:
@@ -93,35 +69,34 @@ def _of_prompt(prompt: Any) -> bytes:
     return b""
 
 
-def _add_message(text: _Text, message: Any) -> None:
+def _message(message: Any) -> str:
     if isinstance(message, str):
-        text.add(message)
-    elif isinstance(message, dict):
-        role = message.get("role")
-        text.add(role if isinstance(role, str) else "")
-        text.add(_PART)
-        _add_content(text, message.get("content"))
-        others = {name: value for name, value in message.items() if name not in _SPOKEN and value is not None}
-        if others:  # tool calls, references to them, names
-            text.add(_PART)
-            text.add(_canonical(others))
-    text.add(_MESSAGE)
+        return message + _MESSAGE
+    if not isinstance(message, dict):
+        return _MESSAGE
+    role = message.get("role")
+    text = f"{role if isinstance(role, str) else ''}{_PART}{_content(message.get('content'))}"
+    others = {name: value for name, value in message.items() if name not in _SPOKEN and value is not None}
+    # Others are tool calls, references to them, names.
+    return f"{text}{_PART}{_canonical(others)}{_MESSAGE}" if others else text + _MESSAGE
 
 
-def _add_content(text: _Text, content: Any) -> None:
-    """Adds a message's content, a string or a list of parts. A part without text, such as a picture, adds its hash."""
+def _content(content: Any) -> str:
+    """Returns the text of a message's content, a string or a list of parts."""
     if isinstance(content, str):
-        text.add(content)
-    elif isinstance(content, list):
-        for part in content:
-            if isinstance(part, str):
-                text.add(part)
-            elif isinstance(part, dict) and isinstance(part.get("text"), str):
-                text.add(part["text"])
-            else:
-                text.add(_PART + xxh3_128_hexdigest(_canonical(part).encode("utf-8", "surrogatepass")))
-    elif content is not None:
-        text.add(_canonical(content))
+        return content
+    if isinstance(content, list):
+        return "".join([_part(part) for part in content])
+    return "" if content is None else _canonical(content)
+
+
+def _part(part: Any) -> str:
+    """Returns the text of a part; the hash of one without text, such as a picture."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return _PART + xxh3_128_hexdigest(_canonical(part).encode("utf-8", "surrogatepass"))
 
 
 def _canonical(value: Any) -> str:

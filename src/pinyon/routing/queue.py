@@ -21,8 +21,7 @@ from collections.abc import Collection, KeysView
 
 from pinyon.core.errors import ResourceExhausted
 from pinyon.core.request import check_priority
-from pinyon.routing.fair_turns import FairTurns
-from pinyon.routing.waiting import Tenant, TenantLengths, WaitingRequest
+from pinyon.routing.fair_turns import FairTurns, Tenant, TenantLengths, WaitingRequest
 
 AGEING_S = 0.1
 """Seconds that one level of priority is worth. The most urgent go before what came in the last 100 s."""
@@ -113,8 +112,7 @@ class RequestQueue:
 
         Raises :class:`ResourceExhausted` when the queue is full. No two requests with a place have the same number.
         """
-        if number in self._places:
-            raise ValueError(f"request {number} has a place already")
+        self._check_new(number)
         if now_s > self._now_s:
             self._now_s = now_s
         held, out = self._tenants.get(tenant), None
@@ -268,32 +266,11 @@ class RequestQueue:
         if number in tenant.reserved:
             del tenant.reserved[number]
         else:
-            self._waits_no_more(tenant.waiting.pop(number))
+            self.queued -= 1
+            self._turns.gone(tenant.waiting.pop(number))
+            if not self.queued:
+                self._pace.stopped()
         places = len(tenant.reserved) + len(tenant.waiting)
         self._lengths.moved(tenant, places + 1, places)
         if not places:
             del self._tenants[tenant.name]
-
-    def _waits_no_more(self, waiting: WaitingRequest) -> None:
-        waiting.waits = False
-        self.queued -= 1
-        self._turns.gone(waiting)
-        if not self.queued:
-            self._pace.stopped()
-
-    def check_integrity(self, closed: Collection[int] = ()) -> None:
-        """Raises :class:`AssertionError` on a broken bound or a needless wait. ``closed``: demands without room."""
-        assert 0 <= self.in_flight <= self._slots, f"{self.in_flight} of {self._slots} slots are taken"
-        held = self.in_flight + len(self._places)
-        assert held <= self._slots + self._limit, f"{held} have a place, at most {self._slots + self._limit} may"
-        tenants = self._tenants.values()
-        assert sum(map(len, tenants)) == len(self._places), "places and tenants differ"
-        assert all(map(len, tenants)), "a tenant without a place is kept"
-        everyone = [waiting for tenant in tenants for waiting in tenant.waiting.values()]
-        assert len(everyone) == self.queued, "those who wait are miscounted"
-        assert all(waiting.waits for waiting in everyone), "somebody waits and has gone"
-        if self.in_flight < self._slots:
-            held_up = {waiting.demand for waiting in everyone} - set(closed)
-            assert not held_up, f"somebody waits beside a free slot, and has room: demands {held_up}"
-        assert self._lengths.longest == max(map(len, tenants), default=0), "the longest queue is another one"
-        self._turns.check_integrity(list(tenants))

@@ -1,4 +1,4 @@
-"""The load of an inference server, by the metrics that it shows to Prometheus.
+"""The load of an inference server: by the metrics that it shows to Prometheus, or as learned from its refusals.
 
 Each kind of server has two gauges that matter: how many requests it runs, and how many it has accepted and has no room
 in its batch for (SkyWalker §3.3). Only the lines of these gauges are read.
@@ -7,41 +7,101 @@ in its batch for (SkyWalker §3.3). Only the lines of these gauges are read.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pinyon.routing.target import UNKNOWN, Report
 
 SERIES_MAX: Final = 256
 """Series that are read of one gauge, which has one for each model and engine."""
 REQUESTS_MAX: Final = 1 << 30
+TOLD_MAX: Final = 1 << 20
+"""The largest batch that a server is believed to have."""
+CAPACITY_GUESS: Final = 32
+CAPACITY_MAX: Final = 1024
+_SHRINK: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A kind of server, with the names of its gauges ``pending`` and ``running``."""
+    """A kind of server, with the names of its gauges ``pending`` and ``running``.
+
+    It may say how many requests its batch holds: at one of ``paths``, in that JSON as one of ``members``, each the
+    steps to a number. Both are tried in turn until one tells it. Its ``health`` is asked for at ``/health``, unless
+    another path is named.
+    """
 
     name: str
     pending: bytes
     running: bytes
+    paths: tuple[bytes, ...] = ()
+    members: tuple[tuple[str | int, ...], ...] = ()
+    health: bytes = b""
+
+    def capacity(self, told: Any) -> int:
+        """Returns the requests in the server's batch as its JSON has it, in the first of ``members``; 0 if nowhere."""
+        for member in self.members:
+            value = told
+            try:
+                for step in member:
+                    value = value[step]
+            except (LookupError, TypeError):
+                continue
+            if type(value) is int and 0 < value <= TOLD_MAX:
+                return value
+        return 0
 
 
 SERVER_KINDS: Final = (
     ServerKind("vllm", b"vllm:num_requests_waiting", b"vllm:num_requests_running"),
-    ServerKind("sglang", b"sglang:num_queue_reqs", b"sglang:num_running_reqs"),
-    ServerKind("tgi", b"tgi_queue_size", b"tgi_batch_current_size"),
-    ServerKind("llamacpp", b"llamacpp:requests_deferred", b"llamacpp:requests_processing"),
-    ServerKind("pinyon", b"pinyon_lb_queue_requests", b"pinyon_lb_in_flight_requests"),
-)
+    ServerKind(
+        "sglang", b"sglang:num_queue_reqs", b"sglang:num_running_reqs", (b"/server_info", b"/get_server_info"),
+        (("internal_states", 0, "effective_max_running_requests_per_dp"), ("max_running_requests",)),
+    ),
+    ServerKind("tgi", b"tgi_queue_size", b"tgi_batch_current_size", (b"/info",), (("max_batch_size",),)),
+    ServerKind(
+        "llamacpp", b"llamacpp:requests_deferred", b"llamacpp:requests_processing", (b"/props",), (("total_slots",),)
+    ),
+    # Its /health is about the process only.
+    ServerKind(
+        "pinyon", b"pinyon_lb_queue_requests", b"pinyon_lb_in_flight_requests", health=b"/health/ready"
+    ),
+)  # fmt: skip
 """Gauges of vLLM 0.6 and later, SGLang 0.4, text-generation-inference 2, llama.cpp of 2024, and pinyon."""
+
+
+class LearnedCapacity:
+    """The number of requests that a server takes at once, learned from refusals where the server does not say.
+
+    The value begins with a guess. A refusal (429, 503) shrinks it by a quarter. Each time it was used up and everybody
+    got an answer, it grows by one: additive increase, multiplicative decrease.
+    """
+
+    def __init__(self, guess: int = CAPACITY_GUESS) -> None:
+        self.value = guess
+        self._served = 0
+
+    def refused(self, outstanding: int) -> None:
+        """Records a refusal among ``outstanding`` requests, itself included."""
+        self._served = 0
+        self.value = max(1, int(min(self.value, outstanding) * _SHRINK))
+
+    def served(self, outstanding: int) -> bool:
+        """Records a good end among ``outstanding`` requests, itself included. Returns whether the value changed."""
+        if outstanding < self.value or self.value >= CAPACITY_MAX:
+            return False
+        self._served += 1
+        if self._served < self.value:
+            return False
+        self._served = 0
+        self.value += 1
+        return True
 
 
 def kind_of_page(page: bytes) -> ServerKind | None:
     """Returns the kind of server that shows these metrics; None if no known kind has its gauges there."""
-    for kind in SERVER_KINDS:
-        if read_load(kind, page) is not None:
-            return kind
-    return None
+    return next((kind for kind in SERVER_KINDS if read_load(kind, page) is not None), None)
 
 
 def read_load(kind: ServerKind, page: bytes) -> Report | None:
@@ -54,31 +114,18 @@ def read_load(kind: ServerKind, page: bytes) -> Report | None:
 
 def _gauge(page: bytes, name: bytes) -> int:
     """Returns the sum of the gauge's series, or :data:`UNKNOWN`."""
-    total, found, at = 0, 0, 0
-    while found < SERIES_MAX:
-        at = page.find(name, at)
-        if at < 0:
-            break
-        start, at = at, at + len(name)
-        if start and page[start - 1] != 10:  # not at a line's beginning: a comment, or the end of a longer name
+    total, found = 0, 0
+    # The value follows the last brace: braces in labels come before it.
+    for series in re.finditer(re.escape(name) + rb"(?:\{.*\}|(?=[ \t{]))(.*)", page):
+        if series.start() and page[series.start() - 1] != 10:  # a comment, or the end of a longer name
             continue
-        after = page[at : at + 1]
-        end = page.find(b"\n", at)
-        if end < 0:
-            end = len(page)
-        if after == b"{":
-            # The value follows the last brace: braces in labels come before it.
-            at = page.rfind(b"}", at, end) + 1
-            if not at:
-                return UNKNOWN
-        elif after != b" " and after != b"\t":  # a longer name
-            continue
-        value = _number(page[at:end])
+        value = _number(series[1])
         if value == UNKNOWN:
             return UNKNOWN
         total += value
         found += 1
-        at = end
+        if found == SERIES_MAX:
+            break
     return min(total, REQUESTS_MAX) if found else UNKNOWN
 
 

@@ -1,12 +1,33 @@
-"""The state that a load balancer keeps of one target: an instance of its region, or another region."""
+"""The state that a load balancer keeps of one target: an instance of its region, or another region.
+
+With it come the parts of a request that a choice among targets depends on, and the choices by load alone.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pinyon.routing.routing_keys import KEY_BYTES
 
 UNKNOWN: Final = -1
+NEAR: Final = 1.1
+"""Targets up to this many times as full as the least full target are as good if they are nearer."""
+
+
+class Routed(NamedTuple):
+    """The parts of a request that its route depends on."""
+
+    keys: bytes = b""
+    """Packed routing keys of the prompt."""
+    hash_key: str = ""
+    """The session, user or tenant of the request, named the same in every region."""
+
+    @property
+    def chunks(self) -> int:
+        return len(self.keys) // KEY_BYTES
 
 
 @dataclass(slots=True)  # a frozen dataclass takes five times as long to create
@@ -29,48 +50,33 @@ class Report:
     """Instances that share the load, for a region only."""
 
 
+@dataclass(slots=True, eq=False)
 class Target:
-    """A place that requests are pushed to. Only its :class:`pinyon.routing.layer.Layer` changes it."""
+    """A place that requests are pushed to. Only its :class:`pinyon.routing.layer.Layer` changes the counts."""
 
-    __slots__ = (
-        "batches",
-        "capacity",
-        "distance_s",
-        "draining",
-        "ended",
-        "live",
-        "name",
-        "outstanding",
-        "region",
-        "report",
-        "reported_s",
-        "sent",
-        "sent_before",
-    )
-
-    def __init__(self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "") -> None:
-        self.name = name
-        self.region = region
-        """The region of the target if it is another one. A region may have several load balancers."""
-        self.capacity = capacity
-        """Requests in its batch, or instances of a region, to which the load is compared. 0: the target did not say."""
-        self.distance_s = distance_s
-        """Measured round-trip time in seconds; 0 within the region."""
-        self.batches = True
-        """True if the target generates and so has a batch; an instance that only computes prompts has none."""
-        self.live = True
-        self.draining = False
-        """True while the target takes nothing new."""
-        self.outstanding = 0
-        """Our requests that were sent to the target and have not ended."""
-        self.sent = 0
-        """All our requests that were sent to the target and that it counts."""
-        self.sent_before = 0
-        """The value of ``sent`` when the last report was made, as far as we know."""
-        self.ended = 0
-        """Our requests that ended since the last report."""
-        self.report = Report()
-        self.reported_s = -math.inf
+    name: str
+    capacity: int = 0
+    """Requests in its batch, or instances of a region, to which the load is compared. 0: the target did not say."""
+    distance_s: float = 0.0
+    """Measured round-trip time in seconds; 0 within the region."""
+    region: str = ""
+    """The region of the target if it is another one. A region may have several load balancers."""
+    batches: bool = True
+    """True if the target generates and so has a batch; an instance that only computes prompts has none."""
+    live: bool = True
+    """True while the target answers. Its cache may survive a time without answers."""
+    draining: bool = False
+    """True while the target takes nothing new."""
+    outstanding: int = 0
+    """Our requests that were sent to the target and have not ended."""
+    sent: int = 0
+    """All our requests that were sent to the target and that it counts."""
+    sent_before: int = 0
+    """The value of ``sent`` when the last report was made, as far as we know."""
+    ended: int = 0
+    """Our requests that ended since the last report."""
+    report: Report = field(default_factory=Report)
+    reported_s: float = -math.inf
 
     @property
     def unseen(self) -> int:
@@ -93,3 +99,30 @@ class Target:
     def fullness(self) -> float:
         """The load relative to the capacity; the load itself where the capacity is unknown."""
         return self.load / self.capacity if self.capacity else float(self.load)
+
+
+def least_full(targets: Sequence[Target]) -> Target:
+    """Returns the least full target; among equals the nearest, then the one with the smaller name."""
+    best = targets[0]
+    best_rank = (best.fullness, best.distance_s, best.name)
+    for target in targets[1:]:
+        rank = (target.fullness, target.distance_s, target.name)
+        if rank < best_rank:
+            best, best_rank = target, rank
+    return best
+
+
+def near_least_full(targets: Sequence[Target]) -> Target:
+    """Returns the nearest target within :data:`NEAR` of the least full; among equally near ones, the least full."""
+    best = targets[0]
+    if len(targets) == 1:
+        return best
+    fullness = [target.fullness for target in targets]
+    limit = NEAR * min(fullness)
+    best_rank: tuple[float, float, str] | None = None
+    for target, full in zip(targets, fullness, strict=True):
+        if full <= limit:
+            rank = (target.distance_s, full, target.name)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = target, rank
+    return best

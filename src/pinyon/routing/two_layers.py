@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.pushing import UNLIMITED
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 
 
 class Where(StrEnum):
@@ -178,12 +178,9 @@ class TwoLayers:
 
     def adopted_for(self, route: RoutedRequest, now_s: float) -> str:
         """Returns the adopted cluster with the most room for the request; empty if none has any."""
-        best, most = "", 0
-        for name in self.adopted_by_law(route):
-            spare = self.adopted[name][1].spare(now_s, exclude=route.exclude)
-            if spare > most:
-                best, most = name, spare
-        return best
+        rooms = {name: self.adopted[name][1].spare(now_s, exclude=route.exclude) for name in self.adopted_by_law(route)}
+        best = max(rooms, key=rooms.__getitem__, default="")
+        return best if rooms.get(best) else ""
 
     def adopted_by_law(self, route: RoutedRequest) -> list[str]:
         """Returns the adopted clusters that may serve the request, also one of another region: it is no second hop."""

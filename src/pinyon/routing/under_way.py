@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 
 KEPT_MAX = 1 << 16
@@ -16,32 +16,26 @@ class UnderWay:
     """
 
     def __init__(self) -> None:
-        self._models: dict[str, deque[str]] = {}
-        self._arrived: dict[str, int] = {}
+        self._models: defaultdict[str, deque[str]] = defaultdict(deque)
+        self._arrived: Counter[str] = Counter()
 
     def sent(self, name: str, model: str) -> None:
         """Records a request for a model that was sent to that load balancer."""
-        models = self._models.get(name)
-        if models is None:
-            models = self._models[name] = deque()
-        models.append(model)
-        if len(models) > KEPT_MAX:
-            self._next_arrives(name, models)
+        self._models[name].append(model)
+        if len(self._models[name]) > KEPT_MAX:
+            self._next_arrives(name)
 
     def told(self, name: str, received: int) -> Mapping[str, int]:
         """Returns how many are under way by model, if any, once ``received`` of ours arrived in this session."""
-        models = self._models.get(name)
-        if models is None:
-            return Counter[str]()
-        while models and self._arrived.get(name, 0) < received:
-            self._next_arrives(name, models)
-        return Counter(models)
+        while self._models[name] and self._arrived[name] < received:
+            self._next_arrives(name)
+        return Counter(self._models[name])
 
     def forget(self, name: str) -> None:
         """Forgets a session that has ended; the next one counts from 0."""
         self._models.pop(name, None)
         self._arrived.pop(name, None)
 
-    def _next_arrives(self, name: str, models: deque[str]) -> None:
-        models.popleft()
-        self._arrived[name] = self._arrived.get(name, 0) + 1
+    def _next_arrives(self, name: str) -> None:
+        self._models[name].popleft()
+        self._arrived[name] += 1

@@ -54,10 +54,7 @@ def changeable_flag(name: str, read: Callable[[], bool], write: Callable[[bool],
 
 
 def changeable_policy(
-    registry: Registry[Any],
-    chosen: str,
-    use: Callable[[Any, str], None],
-    make: Callable[[str], Any] | None = None,
+    registry: Registry[Any], chosen: str, use: Callable[[Any, str], None], make: Callable[[str], Any] | None = None
 ) -> Changeable:
     """Returns a changeable policy of the registry's kind, ``chosen`` at the start.
 
@@ -88,10 +85,7 @@ def add_admin(
 
     ``fixed`` names settings that people may expect here, and why they cannot be changed."""
     server.add(
-        admin_pb2_grpc.add_AdminServiceServicer_to_server,
-        AdminServicer(changeable, fixed or {}, record),
-        admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-        _CALLERS,
+        AdminServicer(changeable, fixed or {}, record), admin_pb2.DESCRIPTOR.services_by_name["AdminService"], _CALLERS
     )
 
 

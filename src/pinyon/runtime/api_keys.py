@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import TENANT_CHARS_MAX, check_geographies, check_kind, check_priority
+from pinyon.runtime.files import read_file
 
 KEY_CHARS_MAX = 512
 KEYS_MAX = 100_000
@@ -55,15 +55,7 @@ def read_api_keys(path: str) -> dict[str, Client]:
     Raises :class:`InvalidArgument` if the file is not as above; the message never holds a key.
     """
     try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot read the API keys file {path}: {error.strerror}", field="api_keys_file"
-        ) from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise _bad(f"is larger than {FILE_BYTES_MAX} bytes")
-    try:
-        text = raw.decode("utf-8-sig")
+        text = read_file(path, FILE_BYTES_MAX, "api_keys_file").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise _bad("is not UTF-8") from None
     pairs = _from_json(text) if text.lstrip().startswith("{") else _from_lines(text)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Hashable, Mapping
 from math import inf
 from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PermissionDenied, Unauthenticated
 from pinyon.runtime.identity import ROLES, WORKER, caller
-from pinyon.runtime.interceptors import behaviour_of, doing
+from pinyon.runtime.interceptors import Behaviour, Interceptor
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
@@ -29,7 +29,6 @@ BLOCK_READ_CALLERS: Callers = {"Acquire": frozenset((WORKER,)), "Release": froze
 """The callers of ``BlockReadService``, which both workers and store nodes serve."""
 
 LOG_EVERY_S = 10.0
-_UNKNOWN: frozenset[str] = frozenset()
 
 _log = get_logger("callers")
 
@@ -53,32 +52,25 @@ class Refusals:
         self._log.warning(text, *args, extra={"peer": str(context.peer()), "refused_since": more})
 
 
-class CallerCheck:
-    """The check. ``table`` maps ``/package.Service/Method`` to roles; nobody may call a method that is not in it."""
+def caller_check(table: Mapping[str, frozenset[str]]) -> Interceptor:
+    """Returns the check. ``table`` maps ``/package.Service/Method`` to roles; a method that is not there is nobody's.
 
-    def __init__(self, table: Mapping[str, frozenset[str]]) -> None:
-        self._table = table
-        self._refusals = Refusals(_log, time.monotonic)
+    A call raises :class:`Unauthenticated` or :class:`PermissionDenied` if its caller has none of the roles."""
+    refusals = Refusals(_log, time.monotonic)
 
-    def around(self, handler: Any, method: str) -> Any:
-        roles = self._table.get(method, _UNKNOWN)
-        if roles is ANYBODY:
-            return handler
-        behaviour = behaviour_of(handler)
+    def around(behaviour: Behaviour, method: str) -> Behaviour:
+        roles: frozenset[str] = table.get(method, frozenset())
 
-        def call(requests: Any, context: Any) -> Any:
-            self._check(method, roles, context)
-            return behaviour(requests, context)
+        def call(requests: Any, context: Any) -> Awaitable[Any]:
+            known = caller(context)
+            if known is not None and known.role in roles:
+                return behaviour(requests, context)
+            role = "" if known is None else known.role
+            refusals.log((method, role), context, "refused %s to %s", method, known or "nobody")
+            if known is None:
+                raise Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
+            raise PermissionDenied(f"role {role} may not call {method}")
 
-        return doing(handler, call)
+        return behaviour if roles is ANYBODY else call
 
-    def _check(self, method: str, roles: frozenset[str], context: Any) -> None:
-        """Raises :class:`Unauthenticated` or :class:`PermissionDenied` if the caller has none of the roles."""
-        known = caller(context)
-        if known is not None and known.role in roles:
-            return
-        role = "" if known is None else known.role
-        self._refusals.log((method, role), context, "refused %s to %s", method, known or "nobody")
-        if known is None:
-            raise Unauthenticated("this needs a certificate of the cluster that names a role and an instance")
-        raise PermissionDenied(f"role {role} may not call {method}")
+    return around

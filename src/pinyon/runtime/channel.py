@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -71,6 +72,18 @@ def open_channel(address: str) -> grpc.aio.Channel:
 def tls_options(name: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> tuple[tuple[str, str | int], ...]:
     """Returns the options of a channel whose peer must have the certificate of ``name``, whatever its address is."""
     return (*options, ("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+
+
+def client_channel(address: str, name: str, files: Path | None, kind: Any = grpc) -> Any:
+    """Returns a channel of a client's program to the peer whose certificate has ``name``; plain without ``files``.
+
+    These are a folder of ``pinyon certs``. The channel is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop.
+    """
+    if files is None:
+        return kind.insecure_channel(address, options=PATIENT_CHANNEL_OPTIONS)
+    from pinyon.runtime.tls import client_credentials  # with TLS only, because it imports cryptography
+
+    return kind.secure_channel(address, client_credentials(files), options=tls_options(name, PATIENT_CHANNEL_OPTIONS))
 
 
 class Channels:

@@ -26,7 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from pinyon.core.avoidance import Avoidance
 from pinyon.core.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -44,6 +43,8 @@ from pinyon.runtime.http2.client import Http2Call
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 
+WRITE_S = 5.0
+"""Seconds after which a peer that takes no message is frozen."""
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 _REFUSALS = (InvalidArgument, Unauthenticated, PermissionDenied, FailedPrecondition)
@@ -82,10 +83,8 @@ class Duplex(Generic[Sent, Received]):
         self._write_s = write_s
         self._writing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._write_began_s: float | None = None
-        """The loop's time at which a write began; None while nothing is written."""
         self._blocked_s: float | None = None
-        """The loop's time of the last push, if the peer had no room for all of it; else None."""
+        """The loop's time of the last push, if the peer had no room for all of it, or of a write that goes on."""
         self._deadlines = deadlines_of(self._loop)
         self._watch: int | None = None
         """The slot in the deadlines, while one watches the writes."""
@@ -159,12 +158,12 @@ class Duplex(Generic[Sent, Received]):
         if self.push(message):
             return
         async with self._writing:
-            self._write_began_s = self._loop.time()
+            self._blocked_s = self._loop.time()
             self._watch_writes()
             try:
                 await self._send(message)
             finally:
-                self._write_began_s = None
+                self._blocked_s = None
 
     def _watch_writes(self) -> None:
         if self._watch is None:
@@ -173,9 +172,9 @@ class Duplex(Generic[Sent, Received]):
     def is_over(self) -> None:
         """Ends the stream if a write takes too long."""
         self._watch = None
-        if self._blocked_s is not None and self._has_room():
+        if self._has_room() and not self._writing.locked():
             self._blocked_s = None
-        began_s = self._blocked_s if self._write_began_s is None else self._write_began_s
+        began_s = self._blocked_s
         if began_s is None or self.ending:
             return
         if began_s + self._write_s > self._loop.time():
@@ -239,7 +238,11 @@ class Dialed(Duplex[Sent, Received]):
     """The end that opens the stream, to ``address`` (``host:port``), by dialing with ``connect``."""
 
     def __init__(
-        self, address: str, method: Method[Sent, Received], write_s: float, connect: OpenSession = open_session
+        self,
+        address: str,
+        method: Method[Sent, Received],
+        write_s: float = WRITE_S,
+        connect: OpenSession = open_session,
     ) -> None:
         super().__init__(write_s)
         self.address = address
@@ -278,7 +281,7 @@ class Dialed(Duplex[Sent, Received]):
 class Accepted(Duplex[Sent, Received]):
     """The end of a server, whose method was called with ``context``."""
 
-    def __init__(self, context: Any, write_s: float) -> None:
+    def __init__(self, context: Any, write_s: float = WRITE_S) -> None:
         super().__init__(write_s)
         self._carry(context)
 
@@ -345,7 +348,6 @@ class Redialer(Generic[Sent, Received]):
         method: Method[Sent, Received],
         converse: Callable[[Dialed[Sent, Received]], Awaitable[None]],
         *,
-        write_s: float,
         connect: OpenSession = open_session,
         log: logging.Logger = _log,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -354,11 +356,10 @@ class Redialer(Generic[Sent, Received]):
         self._address = address
         self._method = method
         self._converse = converse
-        self._write_s = write_s
         self._connect = connect
         self._log = log
         self._sleep = sleep
-        self._pause_ends_s = 0.0
+        self._pause_s = FIRST_PAUSE_S / 2
         self._task: asyncio.Task[None] | None = None
         self.closing = False
         """True once no further stream will be opened."""
@@ -379,13 +380,13 @@ class Redialer(Generic[Sent, Received]):
         self._task = None
 
     async def _run(self) -> None:
-        pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         while not self.closing:
-            await self._once(pauses)
+            await self._once()
 
-    async def _once(self, pauses: Avoidance) -> None:
+    async def _once(self) -> None:
         """Runs one stream, and waits for the pause after it."""
-        stream = Dialed(self._address, self._method, self._write_s, self._connect)
+        began_s = time.monotonic()
+        stream = Dialed(self._address, self._method, connect=self._connect)
         try:
             await self._converse(stream)
         except PinyonError as error:
@@ -397,10 +398,6 @@ class Redialer(Generic[Sent, Received]):
             self._log.exception("%s session failed", self._peer)
         if self.closing:
             return
-        if stream.spoke:
-            pauses.succeeded(self._address)
-        now_s = max(time.monotonic(), self._pause_ends_s)  # timers may fire early
-        pauses.failed(self._address, now_s)
-        pause_s = pauses.left_s(self._address, now_s)
-        self._pause_ends_s = now_s + pause_s
-        await self._sleep(pause_s)
+        anew = stream.spoke or time.monotonic() - began_s > MAX_PAUSE_S
+        self._pause_s = FIRST_PAUSE_S if anew else min(MAX_PAUSE_S, 2 * self._pause_s)
+        await self._sleep(self._pause_s)

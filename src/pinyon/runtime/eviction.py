@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import Belief
+from pinyon.eviction.fit import Fit
 from pinyon.runtime.logging import get_logger
 
 CATEGORIES_MAX = 32
@@ -47,9 +47,7 @@ class _Eviction(Collector):
             labels=("category",),
         )
         mean_s = GaugeMetricFamily(
-            f"{prefix}_eviction_reuse_mean_seconds",
-            "Mean time until then, as it believes.",
-            labels=("category",),
+            f"{prefix}_eviction_reuse_mean_seconds", "Mean time until then, as it believes.", labels=("category",)
         )
         for category, belief in shown(evictor.beliefs()).items():
             share.add_metric((category,), belief.share)
@@ -57,14 +55,14 @@ class _Eviction(Collector):
         yield from (share, mean_s)
 
 
-def shown(beliefs: Mapping[str, Belief]) -> dict[str, Belief]:
+def shown(beliefs: Mapping[str, Fit]) -> dict[str, Fit]:
     """Returns the beliefs with the largest shares, and the mean of the rest."""
     order = sorted(beliefs.items(), key=lambda each: (-each[1].share, each[0]))
     if len(order) <= CATEGORIES_MAX:
         return dict(order)
     kept, rest = order[: CATEGORIES_MAX - 1], [belief for _, belief in order[CATEGORIES_MAX - 1 :]]
     share, mean_s = (sum(values) / len(rest) for values in zip(*rest, strict=True))
-    return {**dict(kept), OTHER: Belief(share, mean_s)}
+    return {**dict(kept), OTHER: Fit(share, mean_s)}
 
 
 CLOSE_S = 5.0
@@ -73,7 +71,7 @@ _log = get_logger("refit")
 
 
 class RefitThread:
-    """A :data:`pinyon.eviction.policy.Refit` of an event loop, which adopts the results.
+    """A :data:`pinyon.eviction.interface.Refit` of an event loop, which adopts the results.
 
     Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon.
     """

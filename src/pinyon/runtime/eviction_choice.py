@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from pathlib import Path
 
 from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.policies import split_choice
 from pinyon.eviction import EVICTION_POLICIES
 from pinyon.eviction.day_fits import DayFits
+from pinyon.runtime.files import read_file
 
 FILE_BYTES_MAX = 1 << 20
 DAY_S = 86_400.0
@@ -39,14 +41,10 @@ def checked_eviction(choice: str) -> str:
 
 def _read(path: str) -> DayFits:
     try:
-        if not Path(path).is_file():  # opening a pipe would block
+        if not os.path.isfile(path):  # opening a pipe would block
             raise ValueError("no such file")
-        with Path(path).open("rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
-        if len(content) > FILE_BYTES_MAX:
-            raise ValueError(f"more than {FILE_BYTES_MAX} bytes")
-        return DayFits.of_json(content.decode("utf-8"))
-    except OSError as error:
-        raise ValueError(f"fits of {path!r:.200}: {error.strerror}") from None
+        return DayFits.of_json(read_file(path, FILE_BYTES_MAX, "eviction").decode("utf-8"))
+    except InvalidArgument as error:
+        raise ValueError(f"fits of {path!r:.200}: {error.message}") from None
     except ValueError as error:
         raise ValueError(f"fits of {path!r:.200}: {error}") from None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
-from pinyon.runtime.interceptors import behaviour_of, doing
+from pinyon.runtime.interceptors import Behaviour
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 
@@ -36,37 +37,31 @@ class FirstMessages:
     Messages then need a place of their sender's, and a streaming method without a door keeps its place to its end.
     """
 
-    def __init__(self, doors: Doors, timed: Collection[str], message_s: float = MESSAGE_S) -> None:
+    def __init__(self, doors: Doors, message_s: float = MESSAGE_S) -> None:
         self._doors = doors
-        self._timed = timed
         self._message_s = message_s
         self._arrivals = Arrivals()
 
-    def around(self, handler: Any, method: str) -> Any:
-        look = self._doors.get(method)
+    def behaviour(self, own: Any, method: MethodDescriptor, path: str, *, timed: bool = False) -> Behaviour:
+        """Returns the behaviour of a servicer's ``own`` method, which gets its one message, or an iterator of many."""
+        many = method.client_streaming
+        look = None if many else self._doors.get(path)
+        stays = timed or not (many or look)
+
         # On the wire, a method of one message is a stream with one message.
-        if handler.request_streaming:
-            behaviour = behaviour_of(handler)
-            if handler.response_streaming and method in self._timed:
-                behaviour = self._streams(behaviour, method)
-        elif handler.response_streaming:
-            behaviour = self._streaming(handler.unary_stream, method, look)
-        else:
-            behaviour = self._unary(handler.unary_unary, method, look)
-        return doing(handler, behaviour, _parsing(handler.request_deserializer))
+        async def answer(requests: Any, context: Any) -> Any:
+            if not many:
+                requests = await self._message(context, path if look is None else look(context))
+            return await own(requests, context)
 
-    def _unary(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
-        async def call(_: object, context: Any) -> Any:
-            name = method if look is None else look(context)
-            return await behaviour(await self._message(context, name), context)
-
-        return call
-
-    def _streaming(self, behaviour: Any, method: str, look: Callable[[Any], str] | None) -> Any:
-        async def write(context: Any) -> None:
-            name = method if look is None else look(context)
-            with nullcontext() if look is not None else self._stay(method):
-                result = behaviour(await self._message(context, name), context)
+        async def write(requests: Any, context: Any) -> None:
+            # It would go with the first write. If that is cancelled on its way, no status could follow.
+            await context.send_initial_metadata(())
+            name = path if look is None else look(context)
+            with self._arrivals.stay(path) if stays and self._doors else nullcontext():
+                if timed:
+                    requests = self._each(requests)
+                result = own(requests if many else await self._message(context, name), context)
                 if not hasattr(result, "__aiter__"):  # the method writes its answers itself
                     await result
                     return
@@ -74,19 +69,7 @@ class FirstMessages:
                     async for message in result:
                         await context.write(message)
 
-        return lambda _, context: write(context)
-
-    def _streams(self, behaviour: Any, method: str) -> Any:
-        async def write(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            with self._stay(method):
-                async for message in behaviour(self._each(requests), context):
-                    yield message
-
-        return write
-
-    def _stay(self, method: str) -> AbstractContextManager[None]:
-        """Returns a place for the call where there are doors, which may raise :class:`ResourceExhausted`."""
-        return self._arrivals.stay(method) if self._doors else nullcontext()
+        return write if method.server_streaming else answer
 
     async def _message(self, context: Any, name: str) -> Any:
         """Reads the message. Raises :class:`DeadlineExceeded`, or :class:`InvalidArgument` if none comes."""
@@ -115,12 +98,10 @@ class FirstMessages:
         return DeadlineExceeded(f"no message came within {self._message_s:g} s")
 
 
-def _parsing(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+def parsing(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Makes a parser whose errors :func:`pinyon.runtime.interceptors.with_statuses` sees; else they are UNKNOWN."""
 
     def parse(raw: bytes) -> Any:
-        if deserializer is None:
-            return raw
         try:
             return deserializer(raw)
         except DecodeError:
@@ -136,20 +117,15 @@ EACH_MAX = 64
 class Arrivals:
     """The places, for one event loop. Senders go by name; a sender that holds no place is forgotten."""
 
-    def __init__(self, all_max: int = ALL_MAX, each_max: int = EACH_MAX) -> None:
-        self._each_max = each_max
-        self._all = asyncio.Semaphore(all_max)
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(ALL_MAX)
         self._each: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
         self._staying: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        """Returns the number of senders that hold or wait for a place."""
-        return len(self._each.keys() | self._staying.keys())
 
     @asynccontextmanager
     async def place(self, name: str) -> AsyncIterator[None]:
         """Waits for a place, in the order of asking; the caller limits how long."""
-        own, here = self._each.setdefault(name, (asyncio.Semaphore(self._each_max), set()))
+        own, here = self._each.setdefault(name, (asyncio.Semaphore(EACH_MAX), set()))
         ticket = object()
         here.add(ticket)
         try:
@@ -163,7 +139,7 @@ class Arrivals:
     @contextmanager
     def stay(self, name: str) -> Iterator[None]:
         """Takes a place for a call that may last long; raises :class:`ResourceExhausted` if there is none now."""
-        if self._staying[name] >= self._each_max:
+        if self._staying[name] >= EACH_MAX:
             raise ResourceExhausted("too many of these calls at once", retry_after_s=1.0)
         self._staying[name] += 1
         try:

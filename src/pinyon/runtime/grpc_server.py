@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
-from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
-from pinyon.runtime.callers import ANYBODY, MEMBERS, CallerCheck, Callers
+from pinyon.runtime.callers import ANYBODY, MEMBERS, Callers, caller_check
 from pinyon.runtime.channel import KEEPALIVE_OPTIONS, MAX_MESSAGE_BYTES
-from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages
+from pinyon.runtime.first_message import MESSAGE_S, Doors, FirstMessages, parsing
+from pinyon.runtime.http2 import listener
 from pinyon.runtime.http2.server import Http2Server
 from pinyon.runtime.interceptors import Interceptor, with_statuses
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
-
-
-_ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
-_METHOD = "ServerReflectionInfo"
 
 
 def _v1_service() -> ServiceDescriptor:
@@ -35,22 +34,13 @@ def _v1_service() -> ServiceDescriptor:
     package's name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
     """
     pool = descriptor_pool.Default()
-    name = f"{_V1}.ServerReflection"
+    name = "grpc.reflection.v1.ServerReflection"
     try:
         return pool.FindServiceByName(name)
     except KeyError:
         pass
-    file = descriptor_pb2.FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(file)
-    file.name, file.package = "grpc/reflection/v1/reflection.proto", _V1
-    for message in file.message_type:
-        for field in message.field:
-            if field.type_name:
-                field.type_name = field.type_name.replace(f".{_ALPHA}.", f".{_V1}.")
-    for service in file.service:
-        for method in service.method:
-            method.input_type = method.input_type.replace(f".{_ALPHA}.", f".{_V1}.")
-            method.output_type = method.output_type.replace(f".{_ALPHA}.", f".{_V1}.")
+    said = MessageToJson(descriptor_pb2.FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+    file = Parse(said.replace("v1alpha", "v1"), descriptor_pb2.FileDescriptorProto())
     pool.AddSerializedFile(file.SerializeToString())
     return pool.FindServiceByName(name)
 
@@ -59,22 +49,6 @@ REFLECTION: tuple[ServiceDescriptor, ...] = (
     _v1_service(),
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
-REFLECTION_METHODS = frozenset(
-    f"/{service.full_name}/{method.name}" for service in REFLECTION for method in service.methods
-)
-
-
-def enable_reflection(names: Iterable[str], server: Any) -> None:
-    """Adds both versions of reflection, for the services of these full names and for reflection itself."""
-    own = (service.full_name for service in REFLECTION)
-    servicer: Any = reflection.aio.ReflectionServicer((*names, *own))  # type: ignore[attr-defined]
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    server.add_registered_method_handlers(REFLECTION[0].full_name, {_METHOD: handler})
 
 
 Status = health_pb2.HealthCheckResponse
@@ -113,15 +87,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # not in th
 
 
 MAX_CONCURRENT_STREAMS = 4096
-MAX_CONNECTIONS = 4096
-"""The limit of connections per listening address; further ones are closed."""
-HANDSHAKE_S = 10.0
-"""Seconds for a connection's TLS handshake; with grpcio, also for that of HTTP/2."""
 
-_COMMON = (
-    health_pb2.DESCRIPTOR.services_by_name["Health"],
-    *REFLECTION,
-)
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_COMMON = (HEALTH, *REFLECTION)
 """The services for all callers that a server admits."""
 
 
@@ -154,19 +122,11 @@ class GrpcServer:
         self._tls = tls
         self._callers: dict[str, frozenset[str]] = {}
         self._doors: dict[str, Callable[[Any], str]] = {}
-        self._interceptors = (
-            *outermost,
-            with_statuses,
-            *(() if tls is None else (CallerCheck(self._callers).around,)),
-            FirstMessages(self._doors, REFLECTION_METHODS, message_s).around,
-        )
+        self._interceptors = (*outermost, with_statuses, *(() if tls is None else (caller_check(self._callers),)))
+        self._first_messages = FirstMessages(self._doors, message_s)
         self._server: grpc.aio.Server | Http2Server
         if sessions:
-            self._server = Http2Server(
-                connections_max=MAX_CONNECTIONS,
-                handshake_s=HANDSHAKE_S,
-                tls=None if tls is None else lambda: tls.sessions_context,
-            )
+            self._server = Http2Server(None if tls is None else lambda: tls.sessions_context)
         else:
             self._server = grpc.aio.server(
                 options=(
@@ -179,13 +139,13 @@ class GrpcServer:
                     # stranger's 300 streams held 1.3 GB. A stream that is read grows its window by its message's
                     # size anyway.
                     ("grpc.http2.bdp_probe", 0),
-                    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-                    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
+                    ("grpc.max_allowed_incoming_connections", listener.CONNECTIONS_MAX),
+                    ("grpc.server_handshake_timeout_ms", int(listener.HANDSHAKE_S * 1e3)),
                     *keepalive,
                     # Peers ping a silent stream a few times a second; the default would answer with GOAWAY.
                     ("grpc.http2.min_ping_interval_without_data_ms", 200),
                     ("grpc.http2.max_ping_strikes", 0),
-                ),
+                )
             )
         self._health = Health()
         self._names: list[str] = []
@@ -194,14 +154,9 @@ class GrpcServer:
         """The address to which ``admin_listen`` was bound; empty if there is none."""
 
     def add(
-        self,
-        register: Callable[[Any, Any], None],
-        servicer: Any,
-        descriptor: ServiceDescriptor,
-        callers: Callers | None = None,
-        doors: Doors | None = None,
+        self, servicer: Any, descriptor: ServiceDescriptor, callers: Callers | None = None, doors: Doors | None = None
     ) -> None:
-        """Adds a servicer; ``register`` is the generated ``add_XServicer_to_server``.
+        """Adds a service's methods, which are those of ``servicer``.
 
         ``callers`` names the roles of every method. ``doors``, by method name, check a call before its message is read.
         """
@@ -212,21 +167,27 @@ class GrpcServer:
                 raise ValueError(f"{descriptor.full_name} has {sorted(methods)}, but callers of {sorted(table)}")
             self._callers |= {f"/{descriptor.full_name}/{name}": roles for name, roles in table.items()}
         self._doors |= {f"/{descriptor.full_name}/{name}": look for name, look in (doors or {}).items()}
-        register(servicer, self)
+        self._serve(servicer, descriptor, descriptor.full_name)
         self._names.append(descriptor.full_name)
 
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Does nothing, though grpcio's servers do: the same methods are also registered by name."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Adds a service's handlers, wrapped by the interceptors."""
-        made = dict(handlers)
-        for around in reversed(self._interceptors):
-            made = {name: around(each, f"/{service}/{name}") for name, each in made.items()}
+    def _serve(self, servicer: Any, descriptor: ServiceDescriptor, name: str, *, timed: bool = False) -> None:
+        """Adds the methods, wrapped by the interceptors, as those of a service of this full name."""
+        methods = [(each, getattr(servicer, each.name)) for each in descriptor.methods]
+        made = {each.name: self._handler(own, each, name, timed) for each, own in methods}
         if isinstance(self._server, Http2Server):
-            self._server.add(service, made)
+            self._server.add(name, made)
         else:
-            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, made),))
+
+    def _handler(self, own: Any, method: MethodDescriptor, service: str, timed: bool) -> Any:
+        path = f"/{service}/{method.name}"
+        behaviour = self._first_messages.behaviour(own, method, path, timed=timed)
+        for around in reversed(self._interceptors):
+            behaviour = around(behaviour, path)
+        many = method.server_streaming
+        make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
+        asked, answer = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        return make(behaviour, parsing(asked.FromString), answer.SerializeToString)
 
     async def start(self, *, serving: bool = True) -> str:
         """Binds and serves; reports SERVING if ``serving``. Returns ``host:port``.
@@ -235,8 +196,11 @@ class GrpcServer:
         everyone = ANYBODY if self._admin_listen else MEMBERS
         for service in _COMMON:
             self._callers |= {f"/{service.full_name}/{method.name}": everyone for method in service.methods}
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self)
-        enable_reflection((*self._names, health.SERVICE_NAME), self)
+        self._serve(self._health, HEALTH, HEALTH.full_name)
+        known = (*self._names, *[service.full_name for service in _COMMON])
+        reflecting: Any = reflection.aio.ReflectionServicer(known)  # type: ignore[attr-defined]
+        for service in REFLECTION:  # with the messages of the one that grpcio knows
+            self._serve(reflecting, REFLECTION[-1], service.full_name, timed=True)
         address = self._bind(self._listen, ask_clients=not self._admin_listen)
         if self._admin_listen:
             self.admin_address = self._bind(self._admin_listen, ask_clients=True)
@@ -248,7 +212,7 @@ class GrpcServer:
         host, _ = parse_address(listen)
         try:
             if isinstance(self._server, Http2Server):
-                port = self._server.bind(listen)
+                port = self._server.listener.bind(listen)
             elif self._tls is None:
                 port = self._server.add_insecure_port(listen)
             else:

@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pinyon.runtime.http2 import wire
+
 TIMEOUT_S = 2.0
 _SERVING = b"\0\0\0\0\x02\x08\x01"
 """The message grpc.health.v1.HealthCheckResponse{status: SERVING} as gRPC frames it.
 
 Importing grpc and protobuf would take three quarters of the probe's time."""
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _GOAWAY = 0, 1, 3, 4, 7
-_END_STREAM, _END_HEADERS = 0x1, 0x4
 _FRAMES_MAX = 64
-_FRAME_BYTES_MAX = 16_384
-"""The longest frame that a peer may send unless it was allowed more."""
 
 
 def _probe_grpc(address: str, timeout_s: float, tls_dir: Path | None, name: str) -> str:
@@ -56,11 +54,8 @@ def _question(address: str, tls: bool) -> bytes:
         (b"\x00\x02te", b"trailers"),
     ):
         fields += key + bytes((len(value),)) + value
-    frames = ((_SETTINGS, 0, 0, b""), (_HEADERS, _END_HEADERS, 1, fields), (_DATA, _END_STREAM, 1, bytes(5)))
-    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(
-        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-        for kind, flags, stream, payload in frames
-    )
+    head = wire.frame(wire.HEADERS, wire.END_HEADERS, 1, fields)
+    return wire.PREFACE + wire.settings({}) + head + wire.frame(wire.DATA, wire.END_STREAM, 1, bytes(5))
 
 
 def _answer(frames: io.BufferedReader) -> bytes:
@@ -68,12 +63,12 @@ def _answer(frames: io.BufferedReader) -> bytes:
     data = b""
     for _ in range(_FRAMES_MAX):
         head = frames.read(9)
-        if len(head) < 9 or int.from_bytes(head[:3], "big") > _FRAME_BYTES_MAX:
+        if len(head) < 9 or int.from_bytes(head[:3], "big") > wire.DEFAULT_FRAME:
             break
         payload, kind, flags = frames.read(int.from_bytes(head[:3], "big")), head[3], head[4]
-        if kind == _DATA:
+        if kind == wire.DATA:
             data += payload
-        if kind in (_RST_STREAM, _GOAWAY) or (kind in (_DATA, _HEADERS) and flags & _END_STREAM):
+        if kind in (wire.RST_STREAM, wire.GOAWAY) or (kind in (wire.DATA, wire.HEADERS) and flags & wire.END_STREAM):
             break
     return data
 

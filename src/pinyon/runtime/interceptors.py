@@ -6,9 +6,8 @@ Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, NoReturn, cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
 
 import grpc
 
@@ -28,83 +27,30 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PinyonError:
     return error_from_status(error.code().name, error.details() or "", metadata)
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: PinyonError) -> NoReturn:
-    detail = (f"{error.field}: {error.message}" if error.field else error.message)[:ERROR_TEXT]
-    known = error_to_proto(error)
-    known.message = known.message[:ERROR_TEXT]
-    metadata = ((ERROR_METADATA_KEY, known.SerializeToString()),)
-    await context.abort(getattr(grpc.StatusCode, error.grpc_code), detail, metadata)
-    raise AssertionError("abort always raises")
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+"""A method as a server calls it, with the iterator of its messages and its context.
+
+It reads its messages itself. It returns its one answer; a method with a stream of answers writes them itself."""
+
+Interceptor = Callable[[Behaviour, str], Behaviour]
+"""A function that returns a behaviour in place of this one, which it wraps; it takes the method's full name as well."""
 
 
-def _known(method: str, error: BaseException) -> PinyonError:
-    if isinstance(error, PinyonError):
-        return error
-    _log.error("uncaught error in %s", method, exc_info=error)
-    return Internal("internal error")
+def with_statuses(behaviour: Behaviour, method: str) -> Behaviour:
+    """Returns a behaviour whose errors become statuses."""
 
-
-Interceptor = Callable[[Any, str], Any]
-"""A function that returns a handler in place of this one, which it wraps; it takes the method's full name as well.
-
-:class:`pinyon.runtime.first_message.FirstMessages` is the innermost. All others get handlers that read their messages
-themselves, so there are only two kinds: with one answer, and with a stream.
-"""
-
-
-def behaviour_of(handler: Any) -> Any:
-    """Returns the behaviour of a handler that reads its messages itself."""
-    return handler.stream_stream if handler.response_streaming else handler.stream_unary
-
-
-def doing(handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None = None) -> Any:
-    """Returns a handler with another ``behaviour``, which reads its messages itself, parsed by ``parse`` if given."""
-    many = handler.response_streaming
-    make: Any = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
-    return make(
-        behaviour,
-        request_deserializer=parse or handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-
-
-def within(handler: Any, guard: Callable[[Any], AbstractAsyncContextManager[None]]) -> Any:
-    """Returns a handler that runs within the context manager that ``guard`` makes of a call's context."""
-    behaviour = behaviour_of(handler)
-
-    async def one(requests: Any, context: Any) -> Any:
-        async with guard(context):
+    async def call(requests: Any, context: Any) -> Any:
+        try:
             return await behaviour(requests, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            if not isinstance(error, PinyonError):
+                _log.error("uncaught error in %s", method, exc_info=error)
+            known = error_to_proto(error if isinstance(error, PinyonError) else Internal("internal error"))
+            known.message = known.message[:ERROR_TEXT]
+            detail = (f"{known.field}: {known.message}" if known.field else known.message)[:ERROR_TEXT]
+            metadata = ((ERROR_METADATA_KEY, known.SerializeToString()),)
+            return await context.abort(grpc.StatusCode[known.code], detail, metadata)
 
-    async def many(requests: Any, context: Any) -> AsyncIterator[Any]:
-        async with guard(context):
-            result = behaviour(requests, context)
-            if hasattr(result, "__aiter__"):
-                async for message in result:
-                    yield message
-                return
-            # The method writes its answers itself. Initial metadata would go with the first write; if that is cancelled
-            # on its way, no status can follow.
-            try:
-                await context.send_initial_metadata(())
-            except BaseException:
-                result.close()  # the coroutine has not begun, and nobody will await it
-                raise
-            await result
-
-    return doing(handler, many if handler.response_streaming else one)
-
-
-def with_statuses(handler: Any, method: str) -> Any:
-    """Returns a handler whose errors become statuses."""
-    return within(handler, lambda context: _told(method, context))
-
-
-@asynccontextmanager
-async def _told(method: str, context: Any) -> AsyncIterator[None]:
-    try:
-        yield
-    except (asyncio.CancelledError, grpc.aio.AbortError):
-        raise
-    except Exception as error:
-        await _abort(context, _known(method, error))
+    return call

@@ -13,13 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.journal import Codec, Journal
 from pinyon.runtime.logging import get_logger
-from pinyon.runtime.settings import ServiceSettings, service_config
+from pinyon.runtime.settings import ServiceSettings, setting
 
 BUFFER_BYTES = 1 << 16
 """The number of waiting bytes that are written without waiting for ``FLUSH_S``."""
@@ -38,11 +36,10 @@ _log = get_logger("journal")
 class JournalSettings(ServiceSettings):
     """The settings of a service that writes its decisions down."""
 
-    model_config = service_config("service")
     further: ClassVar[dict[str, str]] = {"journal": "journal journal_mib"}
 
-    journal: str = Field("", description="file for what is decided and from which inputs; empty: none is written")
-    journal_mib: int = Field(256, ge=1, le=1 << 20, description="size at which the journal ends")
+    journal: str = setting("", "file for what is decided and from which inputs; empty: none is written")
+    journal_mib: int = setting(256, "size at which the journal ends", ge=1, le=1 << 20)
 
     def open_journal(self, types: Iterable[type], header: Mapping[str, Any], clock: Clock) -> JournalFile | None:
         """Opens the journal; returns None if none is wanted. Raises as :class:`JournalFile` does."""

@@ -47,9 +47,7 @@ class JsonLines:
 
 def _shown(value: Any) -> str:
     """Returns a fact as one word, quoted if it could end the line or look like another fact."""
-    if type(value) is str:
-        fits = value.isprintable() and " " not in value and value != ""
-        return value if fits else json.dumps(value)
-    if isinstance(value, str):  # of a class derived from str
-        return _shown(str(value))
-    return str(value)
+    text = str(value)
+    if not isinstance(value, str) or (text.isprintable() and " " not in text and text != ""):
+        return text
+    return json.dumps(text)

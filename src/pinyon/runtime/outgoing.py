@@ -159,10 +159,6 @@ class Outgoing(TurnEnd[Sent]):
         """True once no more messages are taken."""
         self._finished = False
 
-    def __len__(self) -> int:
-        """Returns the number of waiting messages."""
-        return len(self.messages)
-
     @property
     def has_room(self) -> bool:
         return len(self.messages) <= self._limit
@@ -172,10 +168,6 @@ class Outgoing(TurnEnd[Sent]):
         if not self.has_room and not self.closed:
             self._room.clear()
             await self._room.wait()
-
-    def waiting(self, count: Callable[[Sent], int]) -> int:
-        """Returns the sum of ``count`` over the waiting messages."""
-        return sum([count(message) for message in self.messages])
 
     def message(self, size_bytes: int) -> Sent:
         """Returns the message for a part of at most ``size_bytes``, which has to be added before the loop turns."""

@@ -30,13 +30,7 @@ class PageServer:
     """
 
     def __init__(
-        self,
-        name: str,
-        listen: str,
-        app: Callable[..., Any],
-        security: Security = NO_SECURITY,
-        *,
-        ask_clients: bool,
+        self, name: str, listen: str, app: Callable[..., Any], security: Security = NO_SECURITY, *, ask_clients: bool
     ) -> None:
         """Starts the server; ``name`` is for its thread. Raises :class:`Unavailable` if the port is taken."""
         host, port = parse_address(listen)

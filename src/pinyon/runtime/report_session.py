@@ -24,8 +24,8 @@ from pinyon.runtime.logging import get_logger
 KEYS_PER_MESSAGE = 65536
 """The largest number of keys in one message: 1 MiB of them, where a message may have 4 MiB."""
 REQUESTS_PER_MESSAGE = 4096
-WRITE_S = 5.0
-"""Seconds after which a stream that takes no message counts as broken."""
+PERIOD_S = 0.5
+GAP_S = 0.02
 
 Report = conductor_pb2.ReportSessionRequest
 METHOD = Method("/pinyon.api.conductor.v1.ConductorService/ReportSession", Report, conductor_pb2.ReportSessionResponse)
@@ -63,31 +63,23 @@ class ReportSource(Protocol):
 class ReportSession:
     """The reports of ``source`` to the conductor at ``address``: ``start`` → (``wake`` after changes) → ``close``.
 
-    A report goes out every ``period_s``, and sooner after ``wake``, but never two within ``gap_s``: changes in between
-    travel together.
+    A report goes out every ``PERIOD_S``, or four times per lease, and sooner after ``wake``, but never two within
+    ``GAP_S``: changes in between travel together.
     """
 
     def __init__(
-        self,
-        address: str,
-        info: InstanceInfo,
-        source: ReportSource,
-        *,
-        connect: OpenSession = open_session,
-        period_s: float = 0.5,
-        gap_s: float = 0.02,
+        self, address: str, info: InstanceInfo, source: ReportSource, *, connect: OpenSession = open_session
     ) -> None:
         self._address = address
         self._info = info
         self._source = source
-        self._period_s = period_s
-        self._gap_s = gap_s
+        self._period_s = PERIOD_S
         self._seq = 0
         self._wake = asyncio.Event()
         self._resync = False
         self._every = 1
         """The sampling interval of reported keys (:mod:`pinyon.core.key_sample`) that the conductor last asked for."""
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, connect=connect, log=_log)
         self.registered = asyncio.Event()
         """Set while the conductor has confirmed the registration."""
         self.sessions = 0
@@ -113,7 +105,7 @@ class ReportSession:
 
     def _take(self, reply: conductor_pb2.ReportSessionResponse) -> None:
         if reply.lease_ms:
-            self._period_s = max(self._gap_s, min(self._period_s, reply.lease_ms / 4000))
+            self._period_s = max(GAP_S, min(self._period_s, reply.lease_ms / 4000))
             if not self.registered.is_set():
                 self.sessions += 1
                 self.registered.set()
@@ -145,7 +137,7 @@ class ReportSession:
             if leaving:
                 return
             if not self._link.closing:
-                await asyncio.sleep(self._gap_s)
+                await asyncio.sleep(GAP_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await self._wake.wait()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import BLOCKS_NAME, Identity
 from pinyon.runtime.settings import ServiceSettings
 
@@ -46,9 +47,9 @@ class Security:
         """Returns contexts for the transfer engine, whose peers are workers and store nodes; renewals include them."""
         if self.tls is None:
             return None
-        from pinyon.transfer import TlsContexts, TlsFiles  # imported with TLS only, like cryptography
+        from pinyon.transfer import TlsContexts  # imported with TLS only, like cryptography
 
-        contexts = TlsContexts(TlsFiles(*self.tls.paths, peer_name=BLOCKS_NAME))
+        contexts = TlsContexts(*self.tls.paths, peer_name=BLOCKS_NAME)
         self.on_renewal(contexts.renew)
         return contexts
 
@@ -80,11 +81,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
 
 def read_secret(path: Path) -> bytes:
     """Reads the cluster secret. Raises :class:`InvalidArgument` if the file cannot be used."""
-    try:
-        with path.open("rb") as file:
-            secret = file.read(SECRET_BYTES_MAX + 1).strip()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field="cluster_secret_file") from None
-    if not secret or len(secret) > SECRET_BYTES_MAX:
+    secret = read_file(path, SECRET_BYTES_MAX, "cluster_secret_file").strip()
+    if not secret:
         raise InvalidArgument(f"{path}: a secret has 1 to {SECRET_BYTES_MAX} bytes", field="cluster_secret_file")
     return secret

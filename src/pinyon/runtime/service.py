@@ -61,12 +61,7 @@ class ServiceContext:
         """Announces the bound endpoints by name, as one JSON line on ``ready_fd`` and in the log, once all is built."""
         tune_process()
         self.endpoints.update(endpoints)
-        line = {
-            "service": self.service,
-            "instance_id": self.instance_id,
-            "pid": os.getpid(),
-            **self.endpoints,
-        }
+        line = {"service": self.service, "instance_id": self.instance_id, "pid": os.getpid(), **self.endpoints}
         _log.info("ready", extra=dict(self.endpoints))
         if self.ready_fd >= 0:
             try:
@@ -126,7 +121,7 @@ def run_service(
     ``make_registry`` makes the registry of metrics, by default with the process's own.
     """
     faulthandler.enable()
-    service = str(settings.model_config.get("title", "pinyon service")).removeprefix("pinyon ")
+    service = settings.service()
     parent = os.environ.pop("PINYON_PARENT_PID", "")
     if parent.isdecimal():
         die_with_parent(int(parent))

@@ -13,15 +13,16 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from pinyon.core.compiled import version_line
+from pinyon.core.errors import InvalidArgument
 from pinyon.core.near import did_you_mean
 from pinyon.runtime.arguments import Parser, module_as_typed
+from pinyon.runtime.files import read_file
 from pinyon.runtime.settings import Address, ServiceSettings, with_tls_files
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
@@ -84,17 +85,12 @@ def _of_file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
     """Returns the table of this service in a TOML file. Raises ``ValueError`` for a file that cannot be read, for
     unknown tables and settings, and for values that are no number, text or boolean."""
     service = cls.service()
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe would block
+        raise ValueError("it is no file")
     try:
-        if Path(path).exists() and not Path(path).is_file():  # opening a pipe would block
-            raise ValueError("it is no file")
-        with Path(path).open("rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise ValueError(f"the file of settings cannot be read: {error.strerror}") from None
-    if len(content) > CONFIG_BYTES_MAX:
-        raise ValueError(f"a file of settings has at most {CONFIG_BYTES_MAX} bytes")
-    try:
-        tables = tomllib.loads(content.decode("utf-8"))
+        tables = tomllib.loads(read_file(path, CONFIG_BYTES_MAX, "config").decode("utf-8"))
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
     except RecursionError:
         raise ValueError("values lie too deep within others") from None
     services = sorted({service, *SERVICES})

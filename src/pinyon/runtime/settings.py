@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import ANY
 
 FILE_BYTES_MAX = 4 << 20
@@ -26,6 +27,11 @@ T = TypeVar("T")
 def service_config(service: str) -> ConfigDict:
     """Returns the ``model_config`` of a service's settings: its title, frozen, no unknown fields."""
     return ConfigDict(title=f"pinyon {service}", frozen=True, extra="forbid", validate_default=True)
+
+
+def setting(default: Any, text: str, **limits: Any) -> Any:
+    """Returns a field with its default and its help ``text``; ``limits`` are pydantic's, such as ``ge``."""
+    return Field(default, description=text, **limits)
 
 
 def checked(parse: Callable[[str], object], *, empty: bool = True) -> AfterValidator:
@@ -96,29 +102,25 @@ class ServiceSettings(BaseModel):
         "start and end": "instance_id ready_fd drain_s",
     }
 
-    instance_id: str = Field("", max_length=64, description="unique name; made up when empty")
-    listen: Address = Field("127.0.0.1:0", description="host:port of the gRPC server; port 0 takes a free one")
-    advertise_host: str = Field("", description="host that others reach this process at; default: the host of --listen")
-    metrics_listen: Address = Field(
-        "127.0.0.1:0", description="host:port of the Prometheus endpoint; empty turns it off"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
-    log_format: Literal["text", "json"] = Field("text", description="one line per record: for people, or JSON")
-    otlp_endpoint: str = Field(
-        "", description="OTLP/gRPC endpoint for traces (http://host:4317); empty turns tracing off"
-    )
-    ready_fd: WritableFd = Field(-1, description="file descriptor to announce the bound endpoints on, as one JSON line")
-    drain_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get on shutdown")
+    instance_id: str = setting("", "unique name; made up when empty", max_length=64)
+    listen: Address = setting("127.0.0.1:0", "host:port of the gRPC server; port 0 takes a free one")
+    advertise_host: str = setting("", "host that others reach this process at; default: the host of --listen")
+    metrics_listen: Address = setting("127.0.0.1:0", "host:port of the Prometheus endpoint; empty turns it off")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least level that is logged")
+    log_format: Literal["text", "json"] = setting("text", "one line per record: for people, or JSON")
+    otlp_endpoint: str = setting("", "OTLP/gRPC endpoint for traces (http://host:4317); empty turns tracing off")
+    ready_fd: WritableFd = setting(-1, "file descriptor to announce the bound endpoints on, as one JSON line")
+    drain_s: float = setting(10.0, "seconds that requests in flight get on shutdown", ge=0, le=3600)
 
-    tls_dir: str = Field("", description="folder made by `pinyon certs`: certificate, key, authority and secret")
-    tls_cert: str = Field("", description="this process's certificate (PEM), which names its role and instance id")
-    tls_key: str = Field("", description="private key of the certificate")
-    tls_ca: str = Field("", description="authority that peers' certificates must be signed by")
-    cluster_secret_file: str = Field(
-        "", description="file with the secret that block keys start from and transfer engines prove to each other"
+    tls_dir: str = setting("", "folder made by `pinyon certs`: certificate, key, authority and secret")
+    tls_cert: str = setting("", "this process's certificate (PEM), which names its role and instance id")
+    tls_key: str = setting("", "private key of the certificate")
+    tls_ca: str = setting("", "authority that peers' certificates must be signed by")
+    cluster_secret_file: str = setting(
+        "", "file with the secret that block keys start from and transfer engines prove to each other"
     )
-    allow_insecure: bool = Field(
-        False, description="listen beyond loopback without TLS (the load balancer: or without API keys) all the same"
+    allow_insecure: bool = setting(
+        False, "listen beyond loopback without TLS (the load balancer: or without API keys) all the same"
     )
 
     @classmethod
@@ -221,14 +223,9 @@ def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T
     Raises :class:`InvalidArgument`, with the setting's name as its ``field``, if the file cannot be used."""
     if not path:
         return nothing
+    content = read_file(path, FILE_BYTES_MAX, field)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        if len(data) > FILE_BYTES_MAX:
-            raise InvalidArgument(f"there are more than {FILE_BYTES_MAX >> 20} MiB", field=field)
-        return parse(json.loads(data))
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
+        return parse(json.loads(content))
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no JSON: {error}", field=field) from None
     except InvalidArgument as error:

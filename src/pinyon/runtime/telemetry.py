@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pinyon.core.request import RequestClass
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 Attribute = str | bool | int | float
 
@@ -75,21 +72,17 @@ class _RealSpan(Span):
 class Telemetry:
     """The process's tracer. The OpenTelemetry packages are imported only when ``otlp_endpoint`` is set."""
 
-    def __init__(
-        self, service: str, instance_id: str, otlp_endpoint: str = "", exporter: SpanExporter | None = None
-    ) -> None:
+    def __init__(self, service: str, instance_id: str, otlp_endpoint: str = "") -> None:
         self._tracer: Any = None
         self._provider: Any = None
-        if not otlp_endpoint and exporter is None:
+        if not otlp_endpoint:
             return
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        if exporter is None:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-            exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=otlp_endpoint.startswith("http://"))
+        exporter = OTLPSpanExporter(endpoint=otlp_endpoint, insecure=otlp_endpoint.startswith("http://"))
         resource = Resource.create({"service.name": f"pinyon-{service}", "service.instance.id": instance_id})
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import Identity, identity_from_names
 
 FILE_BYTES_MAX = 1 << 20
@@ -42,7 +43,11 @@ def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Mater
     Raises :class:`InvalidArgument` if a file cannot be read or used (``field`` names the setting) or the key is another
     certificate's. So it does if the certificate has ended, is not of this authority, or names no role and instance.
     """
-    raw = _read(certificate, "tls_cert"), _read(key, "tls_key"), _read(ca, "tls_ca")
+    raw = (
+        read_file(certificate, FILE_BYTES_MAX, "tls_cert"),
+        read_file(key, FILE_BYTES_MAX, "tls_key"),
+        read_file(ca, FILE_BYTES_MAX, "tls_ca"),
+    )
     chain = _certificates(raw[0], certificate, "tls_cert")
     own = chain[0]
     _check_key(raw[1], own, key, certificate)
@@ -151,11 +156,11 @@ def client_credentials(folder: Path) -> grpc.ChannelCredentials:
     Raises :class:`InvalidArgument` if the files cannot be used.
     """
     authority, own, private = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
-    ca = _read(authority, "tls_dir")
+    ca = read_file(authority, FILE_BYTES_MAX, "tls_dir")
     _certificates(ca, authority, "tls_dir")
     if not own.exists():
         return grpc.ssl_channel_credentials(ca)
-    key, certificate = _read(private, "tls_dir"), _read(own, "tls_dir")
+    key, certificate = (read_file(path, FILE_BYTES_MAX, "tls_dir") for path in (private, own))
     _check_key(key, _certificates(certificate, own, "tls_dir")[0], private, own)
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
@@ -185,17 +190,6 @@ def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key)
     except OSError as error:  # includes ssl.SSLError
         raise InvalidArgument(f"{certificate} and {key} cannot be used: {error}", field="tls_cert") from None
-
-
-def _read(path: Path, field: str) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", field=field) from None
-    if len(data) > FILE_BYTES_MAX:
-        raise InvalidArgument(f"{path} is larger than {FILE_BYTES_MAX} bytes", field=field)
-    return data
 
 
 def _certificates(pem: bytes, path: Path, field: str) -> list[x509.Certificate]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import ClassVar, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import Field
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import Address, ServiceSettings
+from pinyon.runtime.settings import Address, ServiceSettings, setting
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
     Network,
     Nic,
-    PathStats,
     Topology,
     TransferEngine,
     TransferLimits,
@@ -36,43 +34,28 @@ class TransferSettings(ServiceSettings):
 
     everyday: ClassVar[dict[str, str]] = {"transfer of KV": "transfer_listen transfer_nics"}
     further: ClassVar[dict[str, str]] = {
-        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_nixl "
-        "transfer_nixl_without_authentication transfer_checksum transfer_spin_us"
+        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_checksum transfer_spin_us"
     }
 
-    transfer_listen: Address = Field(
-        "127.0.0.1:0", description="host:port of the transfer engine; port 0 takes a free one"
+    transfer_listen: Address = setting("127.0.0.1:0", "host:port of the transfer engine; port 0 takes a free one")
+    transfer_transports: str = setting(
+        "auto", "auto, or those to use to reach peers, best first: shm,rdma,tcp", max_length=64
     )
-    transfer_transports: str = Field(
-        "auto", max_length=64, description="auto, or those to use to reach peers, best first: shm,rdma,tcp"
+    transfer_nics: str = setting(
+        "", "more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only", max_length=2048
     )
-    transfer_nics: str = Field(
-        "",
-        max_length=2048,
-        description="more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only",
+    transfer_topology: str = setting(
+        "", "which NICs are near to which memory: JSON or a file with it; empty: discovered"
     )
-    transfer_topology: str = Field(
-        "", description="which NICs are near to which memory: JSON or a file with it; empty: discovered"
+    transfer_allow_shm: bool = setting(
+        False, "with TLS, use shared memory on one host too: whoever may copy can read all of a process"
     )
-    transfer_allow_shm: bool = Field(
-        False, description="with TLS, use shared memory on one host too: whoever may copy can read all of a process"
-    )
-    transfer_nixl: Literal["off", "auto", "prefer"] = Field(
-        "off",
-        description="READ by NIXL (an optional extra) what is measured to be faster so (auto), or all (prefer); a peer "
-        "can crash this process then",
-    )
-    transfer_nixl_without_authentication: bool = Field(
-        False,
-        description="with TLS or a cluster secret, use NIXL too, whose connections know neither (docs/use/security.md)",
-    )
-    transfer_checksum: Literal["on", "off"] = Field("on", description="checksums of tcp payloads")
-    transfer_spin_us: int = Field(
+    transfer_checksum: Literal["on", "off"] = setting("on", "checksums of tcp payloads")
+    transfer_spin_us: int = setting(
         100,
+        "time for which threads of links poll before they sleep, unless a link is idle or cores are short; 0 saves CPU",
         ge=0,
         le=10_000,
-        description="time for which threads of links poll before they sleep, unless a link is idle or cores are short; "
-        "0 saves CPU",
     )
 
     def listeners(self) -> dict[str, str]:
@@ -101,8 +84,6 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
             transports=Transports(
                 _transports(settings),
                 offer_shm=settings.offers_shm,
-                nixl=settings.transfer_nixl,
-                nixl_without_authentication=settings.transfer_nixl_without_authentication,
                 checksum=settings.transfer_checksum,
             ),
             limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),
@@ -135,7 +116,7 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
         return (), given
     inventory = discover()
     names = () if wanted == "auto" else tuple(name.strip() for name in wanted.split(","))
-    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names=names))
+    nics = (*rdma_nics(inventory, names), *tcp_nics(inventory, names))
     missing = set(names) - {nic.name for nic in nics}
     if missing:
         raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")
@@ -153,32 +134,31 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
 
 # ---------------------------------------------------------------- metrics
 
-_COUNTERS: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
-    "read_bytes": ("Bytes read from peers", lambda stats: stats.read_bytes),
-    "written_bytes": ("Bytes written to peers", lambda stats: stats.written_bytes),
-    "served_read_bytes": (
-        "Bytes that this process sent to peers that read here (tcp; shm and RDMA reads pass it by)",
-        lambda stats: stats.served_read_bytes,
-    ),
+_COUNTERS = {
+    "read_bytes": "Bytes read from peers",
+    "written_bytes": "Bytes written to peers",
+    "served_read_bytes": "Bytes that this process sent to peers that read here (tcp; shm and RDMA reads pass it by)",
     "served_written_bytes": (
-        "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)",
-        lambda stats: stats.served_written_bytes,
+        "Bytes that this process took from peers that wrote here (tcp, shm; RDMA writes pass it by)"
     ),
-    "protocol_errors": ("Links closed because of what came over them", lambda stats: stats.protocol_errors),
-    "auth_failures": ("Links refused because of the cluster secret", lambda stats: stats.auth_failures),
+    "protocol_errors": "Links closed because of what came over them",
+    "auth_failures": "Links refused because of the cluster secret",
 }
-_GAUGES: dict[str, tuple[str, Callable[[TransferStats], float]]] = {
-    "requests_in_flight": ("Requests without a final status", lambda stats: stats.requests_now),
-    "outbound_links": ("Connections and queue pairs open towards peers", lambda stats: stats.outbound_connections_now),
-    "inbound_links": ("Links open from peers", lambda stats: stats.inbound_connections_now),
-    "grants": ("Keys to ranges of memory that peers hold now", lambda stats: stats.grants_now),
-}
-_PATH_LABELS = ("transport", "local_nic", "remote_nic")
-_OF_PATHS: tuple[tuple[str, str, Callable[[PathStats], float]], ...] = (
-    ("bytes", "Bytes moved as initiator", lambda path: path.nbytes),
-    ("retries", "Chains that failed here and went on elsewhere", lambda path: path.retries),
-    ("short", "Chains that were one small request and went the short way, by their caller", lambda path: path.short),
+"""Counters of ``TransferStats`` and what they count."""
+_GAUGES = (
+    ("requests_in_flight", "Requests without a final status", "requests_now"),
+    ("outbound_links", "Connections and queue pairs open towards peers", "outbound_connections_now"),
+    ("inbound_links", "Links open from peers", "inbound_connections_now"),
+    ("grants", "Keys to ranges of memory that peers hold now", "grants_now"),
 )
+"""Gauges, what they show, and their fields of ``TransferStats``."""
+_PATH_LABELS = ("transport", "local_nic", "remote_nic")
+_OF_PATHS = (
+    ("bytes", "Bytes moved as initiator", "nbytes"),
+    ("retries", "Chains that failed here and went on elsewhere", "retries"),
+    ("short", "Chains that were one small request and went the short way, by their caller", "short"),
+)
+"""Counters of a path, what they count, and their fields of ``PathStats``."""
 
 
 class _TransferCollector(Collector):
@@ -189,10 +169,10 @@ class _TransferCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
-        for name, (text, read) in _COUNTERS.items():
-            yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
-        for name, (text, read) in _GAUGES.items():
-            yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=read(stats))
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"pinyon_transfer_{name}", text, value=getattr(stats, name))
+        for name, text, field in _GAUGES:
+            yield GaugeMetricFamily(f"pinyon_transfer_{name}", text, value=getattr(stats, field))
         for name, text, label, counts in (
             ("requests", "Requests by final status", "status", stats.requests),
             ("failures", "Requests that did not complete, by reason", "reason", stats.failures),
@@ -220,10 +200,10 @@ class _TransferCollector(Collector):
 
 
 def _per_path(stats: TransferStats) -> Iterator[Metric]:
-    for name, text, read in _OF_PATHS:
+    for name, text, field in _OF_PATHS:
         counter = CounterMetricFamily(f"pinyon_transfer_path_{name}", text, labels=_PATH_LABELS)
         for one in stats.paths:
-            counter.add_metric(one.path, read(one))
+            counter.add_metric(one.path, getattr(one, field))
         yield counter
     failures = CounterMetricFamily(
         "pinyon_transfer_path_failures", "Chains that failed because of the path", labels=[*_PATH_LABELS, "reason"]

@@ -38,8 +38,7 @@ class FileWatch:
     A file that cannot be used is logged once and tried again, since the reason may lie elsewhere (no descriptor left,
     for one). Until then, the last good content stays."""
 
-    def __init__(self, period_s: float = PERIOD_S) -> None:
-        self._period_s = period_s
+    def __init__(self) -> None:
         self._watched: list[_Watched] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -80,7 +79,7 @@ class FileWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(PERIOD_S)
             await self.look()
 
 

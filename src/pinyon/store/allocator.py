@@ -1,10 +1,15 @@
-"""An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure."""
+"""An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure.
+
+Beside it is the room that idle objects, which nobody reads, would give to others."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+
+NO_RUN_S = 1.0
+"""The seconds for which it is believed that no idle objects side by side make room for an object of some size."""
 
 
 class OffsetAllocator:
@@ -18,25 +23,17 @@ class OffsetAllocator:
         if alignment_bytes <= 0 or alignment_bytes & (alignment_bytes - 1):
             raise ValueError(f"the alignment must be a power of two, got {alignment_bytes}")
         self._alignment = alignment_bytes
-        self._capacity = capacity_bytes // alignment_bytes * alignment_bytes
-        if self._capacity <= 0:
+        self.capacity_bytes = capacity_bytes // alignment_bytes * alignment_bytes
+        if self.capacity_bytes <= 0:
             raise ValueError(f"{capacity_bytes} bytes hold nothing at an alignment of {alignment_bytes}")
-        self._used = 0
+        self.used_bytes = 0
+        """The bytes taken, including the rounding up to the alignment."""
         self._taken: dict[int, int] = {}  # offset → size
         self._hole_at: dict[int, int] = {}  # offset → size
         self._hole_before: dict[int, int] = {}  # end → offset
         self._holes: dict[int, dict[int, None]] = {}  # size → offsets
         self._sizes: list[int] = []  # the keys of _holes, sorted
-        self._add_hole(0, self._capacity)
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._capacity
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes taken, including the rounding up to the alignment."""
-        return self._used
+        self._add_hole(0, self.capacity_bytes)
 
     @property
     def largest_hole_bytes(self) -> int:
@@ -60,7 +57,7 @@ class OffsetAllocator:
         if hole_size > size:
             self._add_hole(offset + size, hole_size - size)
         self._taken[offset] = size
-        self._used += size
+        self.used_bytes += size
         return offset
 
     def free(self, offset: int) -> None:
@@ -68,7 +65,7 @@ class OffsetAllocator:
         size = self._taken.pop(offset, None)
         if size is None:
             raise ValueError(f"nothing was allocated at {offset}")
-        self._used -= size
+        self.used_bytes -= size
         before = self._hole_before.get(offset)
         if before is not None:
             size += self._drop_hole(before)
@@ -125,3 +122,41 @@ class OffsetAllocator:
             del self._holes[size]
             del self._sizes[bisect_left(self._sizes, size)]
         return size
+
+
+class IdleRoom:
+    """The sizes of the idle objects; it is told of each object that becomes idle or ceases to be."""
+
+    def __init__(self, allocator: OffsetAllocator) -> None:
+        self._allocator = allocator
+        self._sizes: dict[int, int] = {}  # size with its rounding → objects
+        self._no_run = (float("-inf"), 0)
+
+    def count(self, size_bytes: int, change: int) -> None:
+        """Counts an object of this size that became idle (``change`` 1) or is idle no more (-1)."""
+        size = self._allocator.rounded(size_bytes)
+        count = self._sizes.get(size, 0) + change
+        if count:
+            self._sizes[size] = count
+        else:
+            del self._sizes[size]
+
+    @property
+    def largest_bytes(self) -> int:
+        """The size of the largest idle object, with its rounding."""
+        return max(self._sizes, default=0)
+
+    def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[tuple[int, bytes]]) -> list[bytes]:
+        """Returns the keys of neighbouring objects that make room together, as few bytes as possible; or none.
+
+        Offset and key of ``every`` idle object are asked for where they are looked at. That none make room is believed
+        for ``NO_RUN_S``, so that repeated requests do not repeat the search."""
+        looked_s, refused_bytes = self._no_run
+        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
+            return []
+        idle = dict(every)
+        found = self._allocator.fewest_to_free(object_bytes, idle)
+        if found is None:
+            self._no_run = (now_s, object_bytes)
+            return []
+        return [idle[offset] for offset in found]

@@ -1,14 +1,14 @@
-"""The KV store as its users see it: put and get by block key (Mooncake §3.2.2).
+"""The KV store as its users see it: put and look-up by block key (Mooncake §3.2.2).
 
-A block's place is looked up in Redis; a new run's node is chosen by rendezvous hashing over the live nodes. After a
-failure, a node or Redis is left alone for a growing pause. The store is a cache, so what cannot be had is a miss."""
+A block's place is looked up in Redis, and a :class:`pinyon.store.reader.BlockReader` reads there. A new run's node is
+chosen by rendezvous hashing over the live nodes. After a failure, a node or Redis is left alone for a growing pause.
+The store is a cache, so what cannot be had is a miss."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
@@ -19,8 +19,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
 from pinyon.store.metadata import StoreMetadata
-from pinyon.store.reader import MAX_KEYS, BlockReader, ReadTerms
-from pinyon.store.records import NodeRecord, Replica
+from pinyon.store.node_channels import NodeChannels
+from pinyon.store.reader import MAX_KEYS
+from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, PutOutcome
 from pinyon.transfer import Region, TransferEngine
@@ -33,28 +34,20 @@ LOOK_KEYS = 512
 _log = get_logger("store")
 
 
-class _Allowed(NamedTuple):
-    """The time that a node may take: until ``until_s`` by the clock, of ``whole_s`` that the caller gave in all."""
-
-    until_s: float
-    whole_s: float
-
-
 class StoreClient:
-    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the reader."""
+    """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the channels."""
 
     def __init__(
         self,
         engine: TransferEngine,
         metadata: StoreMetadata,
-        reader: BlockReader,
+        channels: NodeChannels,
         *,
         clock: Clock = time.monotonic,
     ) -> None:
         self.metadata = metadata
         self._directory = BlockDirectory(metadata, clock)
-        self._reader = reader
-        self._writer = BlockWriter(engine, reader.channels, clock=clock)
+        self._writer = BlockWriter(engine, channels, clock=clock)
         self._clock = clock
         self._avoidance = Avoidance()
 
@@ -122,11 +115,11 @@ class StoreClient:
                 at.setdefault(choices[runs[index]][-tries], []).append(index)
             now_s = self._clock()
             # A node that hangs leaves the next node its share of the time.
-            allowed = _Allowed(now_s + (deadline - now_s) / tries, timeout_s)
-            await _all(
-                self._write(usable[node_id], indexes, objects, object_bytes, allowed, request_class, places, outcomes)
-                for node_id, indexes in at.items()
-            )
+            until_s = now_s + (deadline - now_s) / tries
+            async with asyncio.TaskGroup() as group:  # when cancelled, it waits until every transfer has let go
+                for node_id, indexes in at.items():
+                    node, rest = usable[node_id], (request_class, places, outcomes)
+                    group.create_task(self._write(node, indexes, objects, object_bytes, until_s, timeout_s, *rest))
             left = [index for index in left if outcomes[index] in (PutOutcome.FAILED, PutOutcome.NO_SPACE)]
         for index, key in enumerate(keys):  # repeated keys share the outcome of the first
             if (first := wanted.get(key, index)) != index and outcomes[first] is not PutOutcome.STORED:
@@ -139,15 +132,17 @@ class StoreClient:
         indexes: Sequence[int],
         objects: Sequence[tuple[BlockKey, Region, int]],
         object_bytes: int,
-        allowed: _Allowed,
+        until_s: float,
+        whole_s: float,
         request_class: RequestClass,
         places: Sequence[int],
         outcomes: list[PutOutcome],
     ) -> None:
+        """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` in all."""
         for start in range(0, len(indexes), MAX_KEYS):
             part = indexes[start : start + MAX_KEYS]
             asked_s = self._clock()
-            left_s = allowed.until_s - asked_s
+            left_s = until_s - asked_s
             if left_s <= 0:
                 return  # the node is not asked, so nothing is learned about it
             try:
@@ -160,33 +155,16 @@ class StoreClient:
                     [places[index] for index in part],
                 )
             except PinyonError as error:
-                self._failed(node, error, left_s, allowed.whole_s)
+                self._failed(node, error, left_s, whole_s)
                 return
             if PutOutcome.FAILED in written:
-                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, allowed.whole_s)
+                self._failed(node, DeadlineExceeded("the bytes did not arrive"), left_s, whole_s)
             else:
                 self._avoidance.succeeded(str(node.life), asked_s)
             for index, outcome in zip(part, written, strict=True):
                 outcomes[index] = outcome
 
-    # -- get
-
-    async def get(
-        self, keys: Sequence[BlockKey], region: Region, offsets: Sequence[int], object_bytes: int, timeout_s: float
-    ) -> list[bool]:
-        """Reads object ``keys[i]`` to byte ``offsets[i]`` of ``region``. Returns which keys arrived as a whole.
-
-        The target of a key that did not arrive may hold anything. Takes ``timeout_s`` at most; when it returns or
-        raises (cancelled, too), nothing writes to the region any more. Raises Unavailable if Redis cannot be asked; a
-        node that fails is a miss."""
-        allowed = _Allowed(self._clock() + timeout_s, timeout_s)
-        arrived = [False] * len(keys)
-        _, located = await self._directory.locate(keys, timeout_s)
-        await _all(
-            self._read(node, indexes, keys, region, offsets, object_bytes, allowed, arrived)
-            for node, indexes in self._sources(located, object_bytes)
-        )
-        return arrived
+    # -- look-up
 
     async def leading(
         self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
@@ -205,57 +183,6 @@ class StoreClient:
                 break
         return leading_runs(holders, FETCH_SPANS_MAX)
 
-    def _sources(self, located: Sequence[Sequence[Replica]], object_bytes: int) -> list[tuple[NodeRecord, list[int]]]:
-        """Returns which keys to read from which node: as few nodes as a greedy choice finds."""
-        holders: dict[NodeRecord, set[int]] = {}
-        for index, replicas in enumerate(located):
-            for node, size in replicas:
-                if size == object_bytes:
-                    holders.setdefault(node, set()).add(index)
-        usable = {node: holders[node] for node in self._usable(list(holders))}
-        plan: list[tuple[NodeRecord, list[int]]] = []
-        while usable:
-            node = max(usable, key=lambda each: (len(usable[each]), each.node_id))
-            indexes = usable.pop(node)
-            if indexes:
-                plan.append((node, sorted(indexes)))
-            for others in usable.values():
-                others -= indexes
-        return plan
-
-    async def _read(
-        self,
-        node: NodeRecord,
-        indexes: list[int],
-        keys: Sequence[BlockKey],
-        region: Region,
-        offsets: Sequence[int],
-        object_bytes: int,
-        allowed: _Allowed,
-        arrived: list[bool],
-    ) -> None:
-        asked_s = self._clock()
-        left_s = allowed.until_s - asked_s
-        if left_s <= 0:
-            return  # the node is not asked, so nothing is learned about it
-        try:
-            result = await self._reader.read(
-                node.address,
-                [keys[index] for index in indexes],
-                region,
-                [offsets[index] for index in indexes],
-                object_bytes,
-                left_s,
-                terms=ReadTerms(allow_gaps=True),
-            )
-            for index, whole in zip(indexes, result.arrived, strict=True):
-                arrived[index] = whole
-            result.raise_for_failure()
-            if result.worked:
-                self._avoidance.succeeded(str(node.life), asked_s)
-        except PinyonError as error:
-            self._failed(node, error, left_s, allowed.whole_s)
-
     # -- health
 
     def _usable(self, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
@@ -269,10 +196,3 @@ class StoreClient:
             return
         self._avoidance.failed(str(node.life), self._clock())
         _log.info("store node %s is avoided: %s", node.node_id, error.message)
-
-
-async def _all(duties: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs the duties side by side; when cancelled, waits until every transfer has let go."""
-    async with asyncio.TaskGroup() as group:
-        for duty in duties:
-            group.create_task(duty)

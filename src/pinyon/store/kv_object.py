@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from pinyon.eviction.policy import NO_TRAITS, Traits
+from pinyon.eviction.interface import NO_TRAITS, Traits
 
 
 class SlotState(Enum):

@@ -91,21 +91,18 @@ class StoreMetadata:
             raise InvalidArgument(f"not a Redis URL: {error}", field="redis_url") from None
         use_tls(pool, tls)
         pool.connection_kwargs["decode_responses"] = False  # keys are raw bytes, whatever the URL says
-        self._redis: Redis = Redis(connection_pool=pool)
-        self._pool = pool
+        self._redis: Redis = Redis.from_pool(pool)
         self._timeout_s = timeout_s
-        self._announce = self._redis.register_script(scripts.ANNOUNCE)
-        self._leave = self._redis.register_script(scripts.LEAVE)
-        self._write = self._redis.register_script(scripts.WRITE)
-        self._unlist = self._redis.register_script(scripts.UNLIST)
-        self._forget = self._redis.register_script(scripts.FORGET)
+        every = scripts.ANNOUNCE, scripts.LEAVE, scripts.WRITE, scripts.UNLIST, scripts.FORGET
+        self._announce, self._leave, self._write, self._unlist, self._forget = (
+            self._redis.register_script(scripts.BOOT + script) for script in every
+        )
         self._written: dict[Life, _Written] = {}
         self.malformed = 0
         """The number of values that were ignored because they do not parse."""
 
     async def close(self) -> None:
         await self._redis.aclose()
-        await self._pool.aclose()
 
     async def _ask(self, answer: Awaitable[Any]) -> Any:
         task = asyncio.current_task()

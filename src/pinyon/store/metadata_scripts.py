@@ -1,9 +1,9 @@
 """The changes in Redis that are made in one step, as Lua: no other command comes between looking and writing.
 
 They work with Redis from 6.2 on and Valkey, on one server and its replicas (a script's keys are not in one hash slot).
-``BOOT`` reads a node's record. A script that writes for a life looks there first. So a process whose name another one
-has taken (the fence) changes nothing, and nobody cleans up a life that is back. A stranger's value in the place of one
-of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata``."""
+``BOOT``, with which each begins, reads a node's record. A script that writes for a life looks there first. So a process
+whose name another one has taken (the fence) changes nothing, and nobody cleans up a life that is back. A stranger's
+value in the place of one of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata``."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ local function put(key, member)
 end
 """
 
-ANNOUNCE = (
-    BOOT
-    + """
+ANNOUNCE = """
 -- KEYS node lives index written; ARGV life boot record lease_ms take_over
 -- {OK: the record was there, LOST: it was not, FENCED}, publications, entries of the index
 local present = boot(KEYS[1])
@@ -44,21 +42,15 @@ redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 local written = tonumber(text(KEYS[4]) or 0) or 0
 return {present == ARGV[2] and 1 or 0, written, size(KEYS[3])}
 """
-)
 
-LEAVE = (
-    BOOT
-    + """
+LEAVE = """
 -- KEYS node; ARGV boot
 if boot(KEYS[1]) ~= ARGV[1] then return -1 end
 redis.call('DEL', KEYS[1])
 return 1
 """
-)
 
-WRITE = (
-    BOOT
-    + """
+WRITE = """
 -- KEYS node lives index written block...; ARGV life boot number restart removed, key of each, then key and size
 -- {OK, LOST or FENCED}, publications, entries of the index, values of another type that were left alone
 local present = boot(KEYS[1])
@@ -90,11 +82,8 @@ while KEYS[block] do
 end
 return {1, number, size(KEYS[3]), foreign}
 """
-)
 
-UNLIST = (
-    BOOT
-    + """
+UNLIST = """
 -- KEYS node index block...; ARGV life boot key...
 if boot(KEYS[1]) == ARGV[2] then return -1 end
 for i = 3, #KEYS do
@@ -103,11 +92,8 @@ for i = 3, #KEYS do
 end
 return 1
 """
-)
 
-FORGET = (
-    BOOT
-    + """
+FORGET = """
 -- KEYS node lives index written; ARGV life boot
 if boot(KEYS[1]) == ARGV[2] then return -1 end
 if size(KEYS[3]) > 0 then return 0 end
@@ -115,4 +101,3 @@ redis.call('DEL', KEYS[3], KEYS[4])
 redis.call('SREM', KEYS[2], ARGV[1])
 return 1
 """
-)

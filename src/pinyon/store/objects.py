@@ -18,11 +18,10 @@ from collections.abc import Collection, Sequence
 
 from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
+from pinyon.eviction.interface import NO_TRAITS, EvictionPolicy, Known, Refit, Traits, Use, at_once
 from pinyon.paging.key_changes import KeyChanges
 from pinyon.paging.leases import LeaseTable
-from pinyon.store.allocator import OffsetAllocator
-from pinyon.store.idle_room import IdleRoom
+from pinyon.store.allocator import IdleRoom, OffsetAllocator
 from pinyon.store.kv_object import KvObject, Lease, PutSlot, SlotState, TableCounters
 
 
@@ -161,7 +160,7 @@ class ObjectTable:
         for each in objects:
             self._readable[each.key] = each
             self._note(each.key, stored=True)
-            self._idle.count(each, 1)
+            self._idle.count(each.size, 1)
             self.counters.stored_bytes += each.size
         self._tell_stored(objects, now_s)
         self.counters.stored += len(objects)
@@ -198,7 +197,7 @@ class ObjectTable:
         for _, held in found:
             if not held.readers:
                 idle.append(held.key)
-                self._idle.count(held, -1)
+                self._idle.count(held.size, -1)
             held.readers += 1
             self.counters.leased_bytes += held.size
         self.eviction.pinned(idle, now_s)
@@ -233,7 +232,7 @@ class ObjectTable:
             if held.readers:
                 continue
             if held.listed:
-                self._idle.count(held, 1)
+                self._idle.count(held.size, 1)
                 idle.append(held.key)
             else:
                 self._unlisted -= 1
@@ -275,7 +274,7 @@ class ObjectTable:
         if held.readers:
             self._unlisted += 1
         else:
-            self._idle.count(held, -1)
+            self._idle.count(held.size, -1)
             self._allocator.free(held.offset)
 
     def _make_room(self, object_bytes: int, now_s: float, kept: Collection[bytes]) -> int | None:
@@ -289,7 +288,8 @@ class ObjectTable:
         if offset is not None:
             return offset
         if needed > max(allocator.largest_hole_bytes, self._idle.largest_bytes):  # several neighbours must go
-            idle = (held for held in self._readable.values() if not held.readers and held.key not in kept)
+            every = self._readable.values()
+            idle = ((held.offset, held.key) for held in every if not held.readers and held.key not in kept)
             beside = self._idle.side_by_side(object_bytes, now_s, idle)
             self.eviction.evict(beside, now_s)
             for key in beside:
@@ -353,7 +353,7 @@ class ObjectTable:
 
     @property
     def leases(self) -> int:
-        return self._leases.count
+        return len(self._leases)
 
     @property
     def open_puts(self) -> int:

@@ -41,18 +41,13 @@ class Mover(Protocol):
 
 
 class ReadResult(NamedTuple):
-    arrived: list[bool]
-    """True for each key whose block is here as a whole."""
+    leading: int
+    """The number of blocks from the first one on that are here as a whole, without a gap."""
     worked: bool | None
     """True if the holder did what it said (a miss is fine); False if it answers, but its bytes do not come.
 
     None if nothing was learned: no time was left to ask, we came back after the lease, or the holder took its key back.
     The last is a miss: the lease is over for the holder, or it was restarted."""
-
-    @property
-    def leading(self) -> int:
-        """The number of keys that arrived without a gap from the first one on."""
-        return self.arrived.index(False) if False in self.arrived else len(self.arrived)
 
     def raise_for_failure(self) -> None:
         """Raises :class:`DeadlineExceeded` if the bytes did not come."""
@@ -64,24 +59,21 @@ class ReadResult(NamedTuple):
 class ReadTerms:
     """The terms of a read that its holder is told besides the keys.
 
-    The first key is block ``first_block`` of the request's prompt. Only leading blocks are wanted, or with
-    ``allow_gaps`` all that the holder has."""
+    The first key is block ``first_block`` of the request's prompt."""
 
     request_id: str = ""
     traceparent: str = ""
     request_class: RequestClass = UNKNOWN_CLASS
     first_block: int = 0
-    allow_gaps: bool = False
 
 
 class BlockReader:
     """A reader of leased blocks into registered local memory. One per process; ``close`` it."""
 
-    def __init__(self, engine: Mover, channels: NodeChannels | None = None, *, clock: Clock = time.monotonic) -> None:
-        """Takes ``channels``, which may be shared and are closed by their owner; by default it makes its own."""
+    def __init__(self, engine: Mover, channels: NodeChannels, *, clock: Clock = time.monotonic) -> None:
+        """Takes ``channels``, which may be shared and are closed by their owner."""
         self._engine = engine
-        self._own_channels = channels is None
-        self.channels = channels or NodeChannels()
+        self._channels = channels
         self._clock = clock
         self.duties = Background()
         """The questions and releases under way."""
@@ -89,8 +81,6 @@ class BlockReader:
     async def close(self) -> None:
         """Waits for the releases under way."""
         await self.duties.close(RELEASE_S)
-        if self._own_channels:
-            await self.channels.close()
 
     async def read(
         self,
@@ -104,7 +94,7 @@ class BlockReader:
         terms: ReadTerms = ReadTerms(),  # a value
         arrivals: Mover | None = None,
     ) -> ReadResult:
-        """Reads block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``.
+        """Reads block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``, up to a gap.
 
         If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
         end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
@@ -114,7 +104,7 @@ class BlockReader:
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
         mover = arrivals or self._engine
-        arrived: list[bool] = []
+        leading = 0
         worked: bool | None = None
         for start in range(0, len(keys), MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
@@ -122,16 +112,15 @@ class BlockReader:
                 keys=pack_keys(keys[part]),
                 request_id=terms.request_id,
                 traceparent=terms.traceparent,
-                allow_gaps=terms.allow_gaps,
                 request_class=class_to_proto(terms.request_class),
                 first_block=terms.first_block + start,
             )
             got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
-            arrived += got.arrived
+            leading += got.leading
             worked = worked if got.worked is None else got.worked
-            if not got.worked or (not terms.allow_gaps and False in got.arrived):
+            if not got.worked or got.leading < len(keys[part]):
                 break
-        return ReadResult(arrived + [False] * (len(keys) - len(arrived)), worked)
+        return ReadResult(leading, worked)
 
     async def _read_part(
         self,
@@ -143,8 +132,7 @@ class BlockReader:
         deadline: float,
         mover: Mover,
     ) -> ReadResult:
-        arrived = [False] * len(offsets)
-        nothing, unknown = ReadResult(arrived, worked=True), ReadResult(arrived, worked=None)
+        nothing, unknown = ReadResult(0, worked=True), ReadResult(0, worked=None)
         asked = self._clock()
         left_s = deadline - asked
         if left_s <= 0:
@@ -160,7 +148,7 @@ class BlockReader:
             return nothing
         lease_end = asked + reply.lease_ms / 1000
         try:
-            held, requests = self._plan(request, reply, region, offsets, block_bytes)
+            requests = self._plan(reply, region, offsets, block_bytes)
             left_s = min(deadline, lease_end) - self._clock()
             if not requests:
                 return nothing
@@ -171,55 +159,35 @@ class BlockReader:
                 return unknown
         finally:
             self.duties.run(self._release(address, reply.lease_id), "release")
-        for index, result in zip(held, results, strict=True):
-            if result.ok:
-                arrived[index] = True
-        worked = all(result.ok or result.reason.is_stale for result in results)
-        return ReadResult(arrived, (True if all(arrived[index] for index in held) else None) if worked else False)
+        leading = next((number for number, result in enumerate(results) if not result.ok), len(results))
+        if leading == len(results):
+            return ReadResult(leading, worked=True)
+        worked = None if all(result.ok or result.reason.is_stale for result in results) else False
+        return ReadResult(leading, worked)
 
+    @staticmethod
     def _plan(
-        self,
-        request: kvstore_pb2.AcquireRequest,
-        reply: kvstore_pb2.AcquireResponse,
-        region: Region,
-        offsets: Sequence[int],
-        block_bytes: int,
-    ) -> tuple[list[int], list[TransferRequest]]:
-        """Returns the indexes of the keys to read and a READ for each, as far as the answer makes sense."""
+        reply: kvstore_pb2.AcquireResponse, region: Region, offsets: Sequence[int], block_bytes: int
+    ) -> list[TransferRequest]:
+        """Returns a READ for each leading key that is held, as far as the answer makes sense."""
         try:
             segment = segment_from_proto(reply.segment)
         except PinyonError:
             segment = None
         if segment is None or not segment.regions:
-            return [], []
+            return []
         source = segment.regions[0]
-        held: list[int] = []
         requests: list[TransferRequest] = []
-        for position, block in enumerate(reply.blocks):
-            in_order = held[-1] < block.index < len(offsets) if held else block.index < len(offsets)
-            if (
-                not in_order
-                or (not request.allow_gaps and block.index != position)
-                or block.length_bytes != block_bytes
-                or block.offset_bytes + block_bytes > source.length
-            ):
+        for position, (block, offset) in enumerate(zip(reply.blocks, offsets, strict=False)):
+            place = block.offset_bytes
+            fits = block.length_bytes == block_bytes and place + block_bytes <= source.length
+            if block.index != position or not fits:
                 break
-            held.append(block.index)
-            requests.append(
-                TransferRequest(
-                    Opcode.READ,
-                    region.key,
-                    offsets[block.index],
-                    segment,
-                    source.key,
-                    block.offset_bytes,
-                    block_bytes,
-                )
-            )
-        return held, requests
+            requests.append(TransferRequest(Opcode.READ, region.key, offset, segment, source.key, place, block_bytes))
+        return requests
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
-        return await self.channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
+        return await self._channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
 
     async def _release(self, address: str, lease_id: int) -> None:
         """Releases the lease. If this fails, the lease ends by its time."""

@@ -10,7 +10,7 @@ from typing import Any
 _WHERE = {
     "engine": "TransferEngine",
     "handle": "TransferGroup TransferHandle",
-    "links.tls": "TlsContexts TlsFiles",
+    "links.tls": "TlsContexts",
     "memory.grant": "Grant",
     "memory.region": "Access Region",
     "types.errors": "EngineClosed InvalidTransfer TransferCancelled TransferError TransferFailed TransferLimitReached "

@@ -1,6 +1,6 @@
 from pinyon.transfer.engine import TransferEngine
 from pinyon.transfer.handle import TransferGroup, TransferHandle
-from pinyon.transfer.links.tls import TlsContexts, TlsFiles
+from pinyon.transfer.links.tls import TlsContexts
 from pinyon.transfer.memory.grant import Grant
 from pinyon.transfer.memory.region import Access, Region
 from pinyon.transfer.types.errors import (
@@ -46,7 +46,6 @@ __all__ = [
     "RegionDescriptor",
     "SegmentDescriptor",
     "TlsContexts",
-    "TlsFiles",
     "Topology",
     "TransferCancelled",
     "TransferEngine",

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.transfer.awaited import AwaitedTransfers
 from pinyon.transfer.handle import TransferGroup, TransferHandle
@@ -78,12 +77,6 @@ class TransferEngine:
             raise InvalidTransfer("listening on a wildcard address needs advertise_host", field="advertise_host")
         if secret is not None and not secret:
             raise InvalidTransfer("the cluster secret is empty", field="secret")
-        if transports.nixl != "off" and (secret or tls) and not transports.nixl_without_authentication:
-            raise InvalidTransfer(
-                "NIXL has connections of its own, which know neither TLS nor the cluster secret: whoever reaches them "
-                "may read this process's memory; --transfer-nixl-without-authentication says that this is wanted",
-                field="nixl",
-            )
         most = self.limits = limits or TransferLimits()
         self.boot_id = secrets.token_bytes(BOOT_ID_BYTES)
         self._memory = MemoryTable(most, clock)
@@ -91,13 +84,12 @@ class TransferEngine:
         self._context = context
         self._host, self._port = host, port
         self._network = network
-        inside = is_loopback(host) and all(nic.transport == "tcp" and is_loopback(nic.address) for nic in network.nics)
-        built = self._built = build_transports(context, transports, network.nics, loopback=inside)
+        built = self._built = build_transports(context, transports, network.nics)
         self._nics = built.nics
         self._host_id = host_id()
         self._acceptor = Acceptor(context, built.services)
         ours = network.topology, self.boot_id, self._host_id, most, available_cores()
-        reach = Reach(built.order, built.nics, *ours, transports.nixl)
+        reach = Reach(built.order, built.nics, *ours)
         self._peers = Peers(context, reach, built.transports, self._tend, random.Random())
         self._submissions = Submissions(context, self._peers, reach.streams)
         self._small = SmallTransfers(context, self._submissions, self._peers)
@@ -246,17 +238,7 @@ class TransferEngine:
             self._network.topology,
             self._built.shm,
             self._host_id,
-            self._built.nixl,
         )
-
-    def drop_peer(self, boot_id: bytes) -> bool:
-        """Cuts off a peer's present links to this process and waits until they have ended; returns whether they have.
-
-        This is the cure for late WRITEs. When a peer's WRITE did not end as COMPLETED, its bytes may still arrive, for
-        instance out of our socket buffer after this process was frozen. Call this after the peer has reported the final
-        status, when its side is closed. If it returns True, none of the bytes can arrive any more and the memory may be
-        reused. The peer may connect again. Blocks for some seconds at most."""
-        return self._acceptor.drop(boot_id)
 
     # --- moving bytes ---
 

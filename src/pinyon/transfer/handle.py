@@ -103,7 +103,7 @@ class TransferHandle:
     def cancel(self) -> None:
         """Stops requests that have not ended; returns at once. Running chains are aborted by closing their connections.
 
-        A cancelled WRITE may still be applied by the peer: see ``TransferEngine.drop_peer``."""
+        A cancelled WRITE may still be applied by the peer, until it takes the key back."""
         self._stop(_CANCEL)
 
     def add_done_callback(self, callback: Callable[[TransferHandle], None]) -> None:

@@ -11,9 +11,10 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.local import LocalTransport
-from pinyon.transfer.transports.nixl.transport import NixlError, NixlTransport
-from pinyon.transfer.transports.rdma.transport import RdmaTransport, rdma_available
-from pinyon.transfer.transports.shm.transport import ShmTransport, shm_available
+from pinyon.transfer.transports.rdma.transport import RdmaTransport
+from pinyon.transfer.transports.rdma.verbs import rdma_available
+from pinyon.transfer.transports.shm.cma import shm_available
+from pinyon.transfer.transports.shm.transport import ShmTransport
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.nic import Nic
@@ -33,16 +34,10 @@ class Built(NamedTuple):
     nics: tuple[Nic, ...]
     shm: str
     """The Unix socket to listen on; empty if there is none."""
-    nixl: bool
-    """True if peers may come by NIXL."""
 
 
-def build_transports(
-    context: EngineContext, wanted: Transports, nics: Sequence[Nic], *, loopback: bool = False
-) -> Built:
-    """Builds the transports; with ``loopback`` only processes of this host are to reach this one.
-
-    Raises InvalidTransfer that says why a wanted transport does not work here (for NIXL with the field ``nixl``)."""
+def build_transports(context: EngineContext, wanted: Transports, nics: Sequence[Nic]) -> Built:
+    """Builds the transports. Raises InvalidTransfer that says why a wanted transport does not work here."""
     order = tuple(dict.fromkeys(TRANSPORTS if wanted.names is None else wanted.names))
     reasons = {name: reason for name, check in _UNAVAILABLE.items() if (reason := check()) is not None}
     if not wanted.offer_shm:
@@ -67,13 +62,7 @@ def build_transports(
         rdma = RdmaTransport(context, _named(nics, "rdma"))
         transports["rdma"], services[Service.RDMA] = rdma, rdma.service
         published += rdma.nics
-    if wanted.nixl != "off":
-        try:
-            by_nixl = NixlTransport(context, loopback=loopback)
-        except NixlError as error:
-            raise InvalidTransfer(f"transport nixl does not work here: {error}", field="nixl") from None
-        transports["nixl"], services[Service.NIXL] = by_nixl, by_nixl.service
-    return Built(transports, order, services, tuple(published), shm_address, "nixl" in transports)
+    return Built(transports, order, services, tuple(published), shm_address)
 
 
 def _named(nics: Sequence[Nic], transport: str) -> dict[str, Nic]:

@@ -105,7 +105,7 @@ class SmallTransfers:
             return None
         published = remote.region(key)
         there = published.location if published is not None else ""
-        way = peer.short_way(remote, region.location, there, opcode, length)
+        way = peer.short_way(remote, region.location, there)
         if way is None or length > way.endpoints.moves_bytes:
             return None
         endpoint: Endpoint | None = way.endpoints.lend(way.key)

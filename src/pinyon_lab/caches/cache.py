@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from pinyon.eviction.policy import Traits, learner
+from pinyon.eviction.interface import Traits, learner
 from pinyon.eviction.runs import runs
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pinyon.core.block_keys import KEY_BYTES
+from pinyon.eviction.interface import Traits
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import Traits
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.leases import LeaseTable
 from pinyon.paging.reservations import Reservations

@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from pinyon.core.policies import NoSettings, Registry, check_bounds
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy, Replaying
@@ -326,16 +326,8 @@ class Kind(NamedTuple):
     made: Callable[[MakePolicy, PoolSize, int], CachePool]
 
 
-def _cache_affinity(router: CacheAffinityRouter) -> Kind:
-    return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router.route, last_copies))
-
-
-def _round_robin(_: NoSettings) -> Kind:
-    return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, in_turn(), last_copies))
-
-
-def _global(_: NoSettings) -> Kind:
-    return Kind(False, lambda make, size, last_copies: GlobalPool(make, size))
+def _local(router: Callable[[], Router]) -> Kind:
+    return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router(), last_copies))
 
 
 def _coldest(drawn: Drawn) -> Kind:
@@ -345,9 +337,9 @@ def _coldest(drawn: Drawn) -> Kind:
 POOLS: Registry[Kind] = Registry(
     "router",
     {
-        "cache_affinity": (CacheAffinityRouter, _cache_affinity),
-        "round_robin": (NoSettings, _round_robin),
-        "global": (NoSettings, _global),
+        "cache_affinity": (CacheAffinityRouter, lambda router: _local(lambda: router.route)),
+        "round_robin": (NoSettings, lambda _: _local(in_turn)),
+        "global": (NoSettings, lambda _: Kind(False, lambda make, size, last_copies: GlobalPool(make, size))),
         "coldest": (Drawn, _coldest),
     },
 )

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from pinyon.eviction.interface import EvictionPolicy, Key, Traits
 from pinyon.eviction.policies import EVICTION_POLICIES
-from pinyon.eviction.policy import EvictionPolicy, Key, Traits
 from pinyon.eviction.ranked import Rank
 from pinyon_lab.caches.cache import Cache, each_once, leading_run
 from pinyon_lab.policies.eviction import RankedPolicy

@@ -16,7 +16,7 @@ from rich.table import Table
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
 from pinyon_lab.cli.trace_input import bar, open_file, print_json, tell_broken, write_files
-from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Claim, Column, Figure, Result, Workload
+from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Column, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
 _DESCRIPTION = """\
@@ -145,34 +145,22 @@ def _show(figure: Figure, result: Result) -> None:
     if any(row.get("basis") == Basis.CONSTRUCTION for row in result.rows):
         console.print(f"{GENERATED.strip()} {Basis.CONSTRUCTION}: a generated workload", highlight=False)
     for claim in result.claims:
-        console.print()
-        _show_claim(console, claim)
+        printed = "not printed" if claim.printed is None else f"{claim.printed}"
+        said = f'\n{claim.section}: "{claim.said}"'
+        found = f"  paper: {printed}   ours: {claim.ours} ({claim.basis})   {claim.verdict}"
+        console.print(said, found, f"  {claim.why}", sep="\n", highlight=False, markup=False)
     for note in result.notes:
-        console.print()
-        console.print(note, highlight=False, markup=False)
+        console.print(f"\n{note}", highlight=False, markup=False)
 
 
 def _cell(value: Any, column: Column) -> str:
     return "–" if value is None else format(value, column.form)
 
 
-def _show_claim(console: Console, claim: Claim) -> None:
-    printed = "not printed" if claim.printed is None else f"{claim.printed}"
-    for line in (
-        f'{claim.section}: "{claim.said}"',
-        f"  paper: {printed}   ours: {claim.ours} ({claim.basis})   {claim.verdict}",
-        f"  {claim.why}",
-    ):
-        console.print(line, highlight=False, markup=False)
-
-
 def _list(as_json: bool) -> None:
     if as_json:
-        named = [
-            {"name": each.name, "paper": each.paper, "section": each.section, "title": each.title}
-            | {"needs": each.needs, "likes": each.likes}
-            for each in FIGURES.values()
-        ]
+        told = ("name", "paper", "section", "title", "needs", "likes")
+        named = [{key: getattr(each, key) for key in told} for each in FIGURES.values()]
         elsewhere = [each._asdict() for each in ELSEWHERE.values()]
         not_made = [each._asdict() for each in NOT_MADE]
         print_json({"figures": named, "elsewhere": elsewhere, "not_made": not_made})

@@ -14,16 +14,7 @@ from rich.table import Table as RichTable
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.numbers import add_numbers, check_numbers
-from pinyon_lab.cli.trace_input import (
-    add_memory,
-    add_trace,
-    bar,
-    columns_of,
-    open_trace,
-    print_json,
-    write_files,
-    write_text,
-)
+from pinyon_lab.cli.trace_input import add_trace, bar, columns_of, open_trace, print_json, write_files, write_text
 from pinyon_lab.pictures import Picture, svg
 from pinyon_lab.traces.analysis import FIGURES, AnalysisTable, TraceFigure, analyse, checked_figures, day_fits
 
@@ -53,8 +44,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write analysis.json and the pictures there")
-    add_numbers(parser, "--window-s")
-    add_memory(parser)
+    add_numbers(parser, "--window-s", "--memory-gib")
     parser.set_defaults(run=analyze)
 
 
@@ -144,7 +134,7 @@ def add_fit(commands: Any) -> None:
         metavar="H:MM",
         help="the time of day of the trace's zero (default 0:00); UTC where the file is for services",
     )
-    add_memory(parser)
+    add_numbers(parser, "--memory-gib")
     parser.set_defaults(run=fit)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.numbers import add_numbers, check_numbers
+from pinyon_lab.cli.numbers import check_numbers
 from pinyon_lab.traces import FORMATS, TraceFile
 from pinyon_lab.traces.analysis import TraceColumns, read_columns
 
@@ -65,13 +65,8 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
     )
 
 
-def add_memory(parser: Any) -> None:
-    """Adds the memory option of :func:`columns_of`."""
-    add_numbers(parser, "--memory-gib")
-
-
 def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> TraceColumns:
-    """Reads the trace and reports broken rows. Raises :class:`PinyonError`."""
+    """Reads the trace within ``--memory-gib`` and reports broken rows. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.rows(arguments.limit, progress)

@@ -8,30 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any, NamedTuple
 
+from pinyon_lab.figures.workload import Basis as Basis
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Panel, Picture
 
 Value = str | int | float | None
-Row = Mapping[str, Value]
-Rows = Sequence[Row]
+Row = Mapping[str, Any]
+"""The values of a row by the keys of their columns, and others that are not shown."""
+
+
+class RowList(list[dict[str, Any]]):
+    """The rows of a figure, or some of them; every method looks only at rows that have the values ``where``."""
+
+    def those(self, **where: Value) -> RowList:
+        return RowList(row for row in self if all(row[key] == value for key, value in where.items()))
+
+    def cell(self, key: str, /, **where: Value) -> Any:
+        """Returns the value in the only row."""
+        (row,) = self.those(**where)
+        return row[key]
+
+    def column(self, key: str, /, **where: Value) -> list[Any]:
+        """Returns the values of a column."""
+        return [row[key] for row in self.those(**where)]
+
+    def by(self, name: str, key: str, /, **where: Value) -> dict[str, Any]:
+        """Returns the values of a column by the text in column ``name``."""
+        return {str(row[name]): row[key] for row in self.those(**where)}
+
+    def cells(self, one: str, other: str, key: str, /, **where: Value) -> dict[tuple[Any, Any], Any]:
+        """Returns the values of a column by the values in two others."""
+        return {(row[one], row[other]): row[key] for row in self.those(**where)}
+
+    def points(self, x: str, y: str) -> list[tuple[float, float]]:
+        """Returns the points of a curve."""
+        return [(row[x], row[y]) for row in self]
+
+
 Tell = Callable[[str], None]
 """A receiver of progress messages."""
 Clock = Callable[[], int]
 """A clock of the calling thread's CPU time, in ns. Nothing here reads a clock by itself."""
-
-
-class Basis(StrEnum):
-    """The basis of one of our numbers."""
-
-    MEASURED = "measured"
-    """Counted by the serving code in a replay of a recorded or published trace, or its CPU time on this machine."""
-    MODELLED = "modelled"
-    """Computed with a formula in place of a machine."""
-    CONSTRUCTION = "by construction"
-    """Found in a workload that was generated with the paper's statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +67,6 @@ def columns(basis: Basis | None = None, /, **shown: str | tuple[str, str]) -> li
     """Returns columns of one basis by key; each is a title, or a title and a form."""
     parts = {key: (each, "") if isinstance(each, str) else each for key, each in shown.items()}
     return [Column(key, title, form, basis) for key, (title, form) in parts.items()]
-
-
-class Table:
-    """The columns of a figure, its rows as they are found, and the paper's claims beside them."""
-
-    def __init__(self, *columns: Column) -> None:
-        self.columns = columns
-        self.rows: list[dict[str, Value]] = []
-        self.claims: list[Claim] = []
-
-    def add(self, *values: Value, **more: Value) -> None:
-        """Adds a row: a value for each column, in their order; ``more`` are not shown."""
-        keys = [column.key for column in self.columns]
-        self.rows.append({**dict(zip(keys, values, strict=True)), **more})
-
-    def section(self, name: str, basis: Basis = Basis.MODELLED) -> Section:
-        """Returns a section of the paper; what it says is added to the claims."""
-        return Section(self.claims, name, basis)
-
-    def result(self, title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> Result:
-        """Returns the result, with a picture of that title."""
-        return Result(self.columns, self.rows, self.claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +100,23 @@ class Compared(NamedTuple):
 
     ours: str
     agrees: bool
-    printed: str
+    printed: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section of a paper, and the basis of our numbers beside it where no other basis is named."""
+class Table:
+    """The columns of a figure, its rows as they are found, and what the paper says of it beside our findings."""
 
-    claims: list[Claim]
-    """The claims of a figure so far."""
-    name: str
-    basis: Basis
+    def __init__(self, given: FigureInputs, *columns: Column, section: str = "", basis: Basis = Basis.MODELLED) -> None:
+        """Starts empty. Claims are of ``section``, by default the figure's, and rest on ``basis`` by default."""
+        self.columns = columns
+        self.rows = RowList()
+        self.claims: list[Claim] = []
+        self._section, self._basis = section or given.section, basis
+
+    def add(self, *values: Value, **more: Value) -> None:
+        """Adds a row: a value for each column, in their order; ``more`` are not shown."""
+        keys = [column.key for column in self.columns]
+        self.rows.append({**dict(zip(keys, values, strict=True)), **more})
 
     def says(
         self,
@@ -124,22 +127,26 @@ class Section:
         *,
         printed: Value = None,
         order: bool = False,
+        section: str = "",
         basis: Basis | None = None,
     ) -> None:
         """Adds a claim, see :class:`Claim`."""
-        self.claims.append(Claim(said, self.name, printed, ours, basis or self.basis, agrees, why, order))
+        section, basis = section or self._section, basis or self._basis
+        self.claims.append(Claim(said, section, printed, ours, basis, agrees, why, order))
 
-    def finds(
-        self, said: str, compared: Compared, why: str = "", *, order: bool = False, basis: Basis | None = None
-    ) -> None:
-        """Adds a claim about a number that the paper prints."""
-        self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, order=order, basis=basis)
+    def finds(self, said: str, compared: Compared, why: str = "", **more: Any) -> None:
+        """Adds a claim about a number that the paper prints, or about several alike."""
+        self.says(said, compared.ours, compared.agrees, why, printed=compared.printed, **more)
+
+    def result(self, title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> Result:
+        """Returns the result, with a picture of that title."""
+        return Result(self.columns, self.rows, self.claims, notes, Picture(title, panels))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     columns: Sequence[Column]
-    rows: Rows
+    rows: RowList
     claims: Sequence[Claim]
     notes: Sequence[str]
     picture: Picture
@@ -160,8 +167,14 @@ class FigureInputs(NamedTuple):
     tell: Tell
     clock: Clock
     """The clock for figures that measure CPU time."""
+    section: str
+    """The section of the paper that speaks of the figure."""
     quick: bool
     """True to make the figure roughly, with shorter and fewer runs, where it has a quick way."""
+
+    def shown(self, name: str) -> str:
+        """Returns a workload's name for a picture, with its basis where it was generated."""
+        return next(each.shown for each in self.workloads if each.name == name)
 
 
 By = Callable[[FigureInputs], Result]
@@ -188,7 +201,8 @@ class Figure:
         """Makes the figure. Raises ``ValueError`` if it measures and there is no clock."""
         if self.measures and clock is None:
             raise ValueError(f"{self.name} measures CPU time and needs a clock")
-        return self.by(FigureInputs(workloads, tell, clock or (lambda: 0), quick))
+        section, *_ = self.section.split(",")
+        return self.by(FigureInputs(workloads, tell, clock or (lambda: 0), section, quick))
 
 
 def figure(

@@ -1,58 +1,16 @@
-"""Helpers that figures use to read values from workloads and from their own rows, and to draw them."""
+"""Helpers of figures: what their numbers rest on, how they are compared, told and drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Compared, Row, Rows, Tell, Value
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Compared, Row, Tell
 from pinyon_lab.pictures import Bars, Course
-
-
-def basis(workload: Workload) -> Basis:
-    return Basis.CONSTRUCTION if workload.generated else Basis.MEASURED
-
-
-def shown(workload: Workload) -> str:
-    """Returns a workload's name for a picture, with its basis where it was generated."""
-    return f"{workload.name} ({Basis.CONSTRUCTION})" if workload.generated else workload.name
 
 
 def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def number(row: Row, key: str) -> float:
-    value = row[key]
-    assert isinstance(value, int | float)
-    return value
-
-
-def those(rows: Rows, /, **where: Value) -> list[Row]:
-    """Returns the rows that have these values."""
-    return [row for row in rows if all(row[key] == value for key, value in where.items())]
-
-
-def cell(rows: Rows, key: str, /, **where: Value) -> float:
-    """Returns the number in the only row that has these values."""
-    (row,) = those(rows, **where)
-    return number(row, key)
-
-
-def column(rows: Rows, key: str, /, **where: Value) -> list[float]:
-    """Returns the numbers in the rows that have these values."""
-    return [number(row, key) for row in those(rows, **where)]
-
-
-def by(rows: Rows, name: str, key: str, /, **where: Value) -> dict[str, float]:
-    """Returns the numbers in the rows that have these values, by the text in column ``name``."""
-    return {str(row[name]): number(row, key) for row in those(rows, **where)}
-
-
-def cells(rows: Rows, one: str, other: str, key: str, /, **where: Value) -> dict[tuple[Any, Any], float]:
-    """Returns the numbers in the rows that have these values, by the values in two columns."""
-    return {(row[one], row[other]): number(row, key) for row in those(rows, **where)}
 
 
 def bars(
@@ -80,11 +38,6 @@ def courses(
     ]
 
 
-def points(rows: Rows, x: str, y: str) -> list[tuple[float, float]]:
-    """Returns the points of a curve."""
-    return list(zip(column(rows, x), column(rows, y), strict=True))
-
-
 def claimed(*rows: Row) -> Basis:
     """Returns the basis of a claim about these rows."""
     return Basis.CONSTRUCTION if any(row["basis"] == Basis.CONSTRUCTION for row in rows) else Basis.MEASURED
@@ -98,6 +51,15 @@ def close(ours: float, printed: float) -> bool:
 def near(ours: float, printed: float, form: str = "{:.2f}×", text: str = "") -> Compared:
     """Compares our number with a printed one, both in ``form`` if the paper's ``text`` is not another."""
     return Compared(form.format(ours), close(ours, printed), text or form.format(printed))
+
+
+def told(found: Mapping[str, float], form: str = ".2f") -> str:
+    return ", ".join(f"{at}: {format(each, form)}" for at, each in found.items())
+
+
+def every(found: Mapping[str, float], holds: Callable[[float], bool]) -> Compared:
+    """Tells the values by name, and whether all are as the text says."""
+    return Compared(told(found), all(map(holds, found.values())))
 
 
 def up_to(values: Sequence[float], form: str) -> str:

@@ -41,6 +41,23 @@ def split(prefills: int) -> tuple[Role, ...]:
     return (Role.PREFILL,) * prefills + (Role.DECODE,) * (NODES - prefills)
 
 
+class Results(list[RequestOutcome]):
+    """The outcomes of a run."""
+
+    def effective(self, slo_s: float, tbt_slo_s: float) -> float:
+        """Returns the share of the requests that meet both SLOs (§5.1)."""
+        good = [each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in self]
+        return sum(good) / len(good)
+
+    def mean_ttft_s(self) -> float:
+        times = [each.ttft_s for each in self if each.ttft_s >= 0]
+        return sum(times) / max(1, len(times))
+
+    def reused(self) -> float:
+        """Returns the share of all prompts' tokens that were held or fetched."""
+        return sum(each.hit_tokens + each.fetched_tokens for each in self) / sum(each.tokens for each in self)
+
+
 @dataclass(frozen=True, slots=True)
 class TestbedSystem:
     """A cluster of the testbed; ``changes`` are fields of :class:`ClusterSettings`, ``nic_bytes_s`` of the machine."""
@@ -60,11 +77,10 @@ class TestbedSystem:
         )
         return ClusterModel(settings, machine, engine, self.policy)
 
-    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> list[RequestOutcome]:
+    def serve(self, workload: Workload, arrivals: Sequence[Arrival], tell: Tell) -> Results:
         text = f"{workload.name}: {self.name}"
         tell(text)
-        run = self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals))))
-        return list(run)
+        return Results(self.model(workload.block_tokens).run(arrivals, seldom(counting(tell, text, len(arrivals)))))
 
     def cluster(self, block_tokens: int) -> SimCluster:
         """Returns the cluster itself, for figures that inspect it while it runs."""
@@ -80,19 +96,3 @@ def arrivals_of(workload: Workload, times: float = 1.0) -> list[Arrival]:
     """Returns the workload's arrivals at ``times`` times the trace's own rate."""
     arrivals = cut(workload.rows, workload.block_tokens, UNCUT)
     return at_rate(arrivals, times * native_rate(arrivals))
-
-
-def effective(outcomes: Sequence[RequestOutcome], slo_s: float, tbt_slo_s: float) -> float:
-    """Returns the share of the requests that meet both SLOs (§5.1)."""
-    good = [each.end == FINISHED and each.ttft_s <= slo_s and each.tbt_s <= tbt_slo_s for each in outcomes]
-    return sum(good) / len(good)
-
-
-def mean_ttft_s(outcomes: Sequence[RequestOutcome]) -> float:
-    times = [each.ttft_s for each in outcomes if each.ttft_s >= 0]
-    return sum(times) / max(1, len(times))
-
-
-def reused(outcomes: Sequence[RequestOutcome]) -> float:
-    """Returns the share of all prompts' tokens that were held or fetched."""
-    return sum(each.hit_tokens + each.fetched_tokens for each in outcomes) / sum(each.tokens for each in outcomes)

@@ -8,11 +8,11 @@ that refuses some. The first call after a change searches; later calls return th
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pinyon.batching.chunked_hash_tree import ChunkedHashTree, chunk_hashes
 from pinyon_lab.figures.figure import Clock
@@ -43,70 +43,51 @@ class TreeLoad:
     hashed: bool = False
 
 
-class _Asked:
-    """A tree, and the CPU time of each operation in ns, including that of reading the clock."""
+class _Timed:
+    """The CPU time of each operation in ns, including that of reading the clock."""
 
-    def __init__(self, load: TreeLoad, clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._tree: ChunkedHashTree[int] = ChunkedHashTree(load.chunk)
-        self._hashed = load.hashed
         self.taken_ns: dict[str, list[int]] = {operation: [] for operation in OPERATIONS}
         self._changed = True
 
-    @property
-    def waiting(self) -> int:
-        return self._tree.waiting
-
-    def insert(self, number: int, tokens: npt.NDArray[np.uint32]) -> None:
-        hashes = chunk_hashes(tokens, self._tree.chunk) if self._hashed else []
+    def do(self, operation: str, call: Callable[..., None], *arguments: Any) -> None:
         began = self._clock()
-        if self._hashed:
-            self._tree.insert_hashes(number, hashes)
-        else:
-            self._tree.insert(number, tokens)
-        self._took("insert", began)
+        call(*arguments)
+        self.taken_ns[operation].append(self._clock() - began)
+        self._changed = True
 
-    def find(self) -> int:
+    def find(self, tree: ChunkedHashTree[int]) -> int:
         began = self._clock()
-        best = self._tree.find_best()
+        best = tree.find_best()
         took = self._clock() - began
         self.taken_ns["find"].append(took)
         self.taken_ns["find_first" if self._changed else "find_known"].append(took)
         self._changed = False
         return -1 if best is None else best.request
 
-    def add(self, number: int) -> None:
-        began = self._clock()
-        self._tree.add_to_batch(number)
-        self._took("add", began)
-
-    def finish(self, number: int) -> None:
-        began = self._clock()
-        self._tree.finish(number)
-        self._took("finish", began)
-
-    def _took(self, operation: str, began: int) -> None:
-        self.taken_ns[operation].append(self._clock() - began)
-        self._changed = True
-
 
 def _run(load: TreeLoad, seed: int, clock: Clock) -> dict[str, list[int]]:
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, VOCABULARY, (load.groups, load.tokens - load.own), dtype=np.uint32)
-    asked = _Asked(load, clock)
+    timed, tree = _Timed(clock), ChunkedHashTree[int](load.chunk)
     for number in range(load.requests):
         own = rng.integers(0, VOCABULARY, load.own, dtype=np.uint32)
-        asked.insert(number, np.concatenate([shared[rng.integers(load.groups)], own]))
+        tokens = np.concatenate([shared[rng.integers(load.groups)], own])
+        if load.hashed:
+            timed.do("insert", tree.insert_hashes, number, chunk_hashes(tokens, tree.chunk))
+        else:
+            timed.do("insert", tree.insert, number, tokens)
     active: list[int] = []
-    while asked.waiting or active:
-        while asked.waiting and len(active) < load.batch:
-            best = asked.find()
-            asked.add(best)
+    while tree.waiting or active:
+        while tree.waiting and len(active) < load.batch:
+            best = timed.find(tree)
+            timed.do("add", tree.add_to_batch, best)
             active.append(best)
             for _ in range(ASKED - 1):
-                asked.find()
-        asked.finish(active.pop(int(rng.integers(len(active)))))
-    return asked.taken_ns
+                timed.find(tree)
+        timed.do("finish", tree.finish, active.pop(int(rng.integers(len(active)))))
+    return timed.taken_ns
 
 
 class OperationCost(NamedTuple):

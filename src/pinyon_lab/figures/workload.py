@@ -1,15 +1,26 @@
-"""The workloads that figures are made from. They are files that do not come with pinyon."""
+"""The workloads that figures are made from, files that do not come with pinyon, and what numbers rest on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from enum import StrEnum
 from typing import NamedTuple
 
-from pinyon.eviction.policy import Traits
+from pinyon.eviction.interface import Traits
 from pinyon_lab.caches.replay import CacheRequest
 from pinyon_lab.traces import TraceRow
+
+
+class Basis(StrEnum):
+    """The basis of one of our numbers."""
+
+    MEASURED = "measured"
+    """Counted by the serving code in a replay of a recorded or published trace, or its CPU time on this machine."""
+    MODELLED = "modelled"
+    """Computed with a formula in place of a machine."""
+    CONSTRUCTION = "by construction"
+    """Found in a workload that was generated with the paper's statistics."""
 
 
 class WorkloadSource(NamedTuple):
@@ -49,6 +60,15 @@ class Workload:
     block_tokens: int
     generated: bool = False
 
+    @property
+    def basis(self) -> Basis:
+        return Basis.CONSTRUCTION if self.generated else Basis.MEASURED
+
+    @property
+    def shown(self) -> str:
+        """The name for a picture, with its basis where the workload was generated."""
+        return f"{self.name} ({Basis.CONSTRUCTION})" if self.generated else self.name
+
     def asked(self) -> list[CacheRequest]:
         """Returns the requests as a cache sees them."""
         return [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in self.rows]
@@ -57,15 +77,11 @@ class Workload:
 def together(workloads: Sequence[Workload]) -> Workload:
     """Returns all workloads as one, starting together, by time, without shared blocks. Block sizes must be equal."""
     (block_tokens,) = {each.block_tokens for each in workloads}
-    count = len(workloads)
-
-    def apart(number: int, each: Workload) -> Sequence[TraceRow]:
-        start_s = each.rows[0].time_s if each.rows else 0.0
-        return [
-            row._replace(time_s=row.time_s - start_s, blocks=tuple(block * count + number for block in row.blocks))
-            for row in each.rows
-        ]
-
-    rows = sorted(chain(*(apart(*each) for each in enumerate(workloads))), key=lambda row: row.time_s)
+    count, rows = len(workloads), list[TraceRow]()
+    for number, each in enumerate(workloads):
+        for row in each.rows:
+            blocks = tuple(block * count + number for block in row.blocks)
+            rows.append(row._replace(time_s=row.time_s - each.rows[0].time_s, blocks=blocks))
+    rows.sort(key=lambda row: row.time_s)
     name = " + ".join(each.name for each in workloads)
     return Workload(name, rows, block_tokens, any(each.generated for each in workloads))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic
 
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.interface import Key, Traits
 from pinyon.eviction.ranked import Rank, Ranked
 
 

@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from pinyon.batching.chunked_hash_tree import ARRIVALS, BestRequest, ChunkedHashTree
-from pinyon.batching.feather_settings import FeatherSettings, StoppingRule
-from pinyon.batching.prefix_line import SharedPrefixSettings
+from pinyon.batching.prefix_line import FeatherSettings, SharedPrefixSettings, StoppingRule
 from pinyon.batching.stopping import StoppingPolicy
 from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
 

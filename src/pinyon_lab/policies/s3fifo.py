@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Generic
 
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.interface import Key, Traits
 
 SMALL_SHARE = 0.1
 FREQUENCY_MAX = 3

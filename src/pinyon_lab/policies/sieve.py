@@ -1,35 +1,63 @@
-"""SIEVE (Zhang et al., NSDI '24): a queue, one bit per key, and a hand. See :class:`pinyon.core.sieve.Sieve`."""
+"""SIEVE: a queue, one bit per key, and a hand.
+
+Source: Zhang et al., "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for Web Caches", NSDI '24,
+Algorithm 1.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Generic
 
-from pinyon.core.sieve import Sieve
-from pinyon.eviction.policy import Key, Traits
+from pinyon.eviction.interface import Key, Traits
 
 
-class _Queue(Sieve[Key]):
-    """A SIEVE queue that can also show the next victim, and take back keys at the hand."""
+class _Queue(Generic[Key]):
+    """A FIFO queue with one visited bit per key and a hand that moves from the tail (oldest) to the head (newest).
+
+    A hit sets the bit and moves nothing. The hand clears the bits it meets and stops at the first key without one.
+    Survivors keep their place, so new keys are told from popular ones quickly.
+    """
+
+    def __init__(self) -> None:
+        self._visited: dict[Key, bool] = {}
+        self._passed: OrderedDict[Key, None] = OrderedDict()
+        """The keys between the tail and the hand, the oldest first."""
+        self._ahead: OrderedDict[Key, None] = OrderedDict()
+        """The keys from the hand to the head; none if the next search begins at the tail."""
+
+    def insert(self, key: Key) -> None:
+        """Inserts a new key at the head, not visited."""
+        self._visited[key] = False
+        (self._ahead or self._passed)[key] = None
 
     def insert_at_hand(self, key: Key) -> None:
-        """Inserts a key just behind the hand, visited. Raises ``ValueError`` if it is there already. O(1)."""
-        self.insert(key)
-        self.touch(key)
-        newest = self._ahead or self._passed
-        del newest[key]
+        """Inserts a new key just behind the hand, visited."""
+        self._visited[key] = True
         self._passed[key] = None
         if not self._ahead:  # the hand is at the tail
             self._passed.move_to_end(key, last=False)
 
-    def find(self) -> Key | None:
-        """Returns the next victim, which stays, with the hand at it; None: the queue is empty. At most one round."""
-        if not len(self):
-            return None
-        while self._visited[key := self._at_hand()]:
+    def touch(self, key: Key) -> None:
+        """Marks a hit, if the key is there."""
+        if key in self._visited:
+            self._visited[key] = True
+
+    def remove(self, key: Key) -> None:
+        del self._visited[key]
+        del (self._passed if key in self._passed else self._ahead)[key]
+
+    def find(self) -> Key:
+        """Returns the next victim of a queue that is not empty, with the hand at it. It takes at most one round."""
+        while True:
+            if not self._ahead:
+                self._ahead, self._passed = self._passed, self._ahead
+            key = next(iter(self._ahead))
+            if not self._visited[key]:
+                return key
             self._visited[key] = False
-            self._pass()
-        return key
+            self._passed[self._ahead.popitem(last=False)[0]] = None
 
 
 class SievePolicy(Generic[Key]):
@@ -57,8 +85,7 @@ class SievePolicy(Generic[Key]):
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
         for key in keys:
             self._last_s[key] = now_s
-            if key in self._queue:
-                self._queue.touch(key)
+            self._queue.touch(key)
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
         self._pinned.update(keys)
@@ -94,8 +121,7 @@ class SievePolicy(Generic[Key]):
     def _find(self) -> Key | None:
         """Returns the key at which the hand stops."""
         while len(self) > 0:
-            key = self._queue.find()
-            assert key is not None  # something evictable is in the queue
+            key = self._queue.find()  # something evictable is in the queue
             if key not in self._pinned:
                 return key
             self._queue.remove(key)

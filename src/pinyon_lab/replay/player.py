@@ -14,7 +14,7 @@ import grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.request import SamplingParams
-from pinyon.eviction.policy import kind_and_turn
+from pinyon.eviction.interface import kind_and_turn
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon_lab.replay.prompts import ReplayPrompts
 from pinyon_lab.simulator.clients import Clients

@@ -89,9 +89,10 @@ class AttemptLifecycle:
         prefill.jobs[attempt.job] = attempt
         prefill.pump()
 
-    # -- at the engines: see :class:`pinyon_lab.simulator.engine.Owner`
+    # -- what engines tell
 
     def started(self, engine: SimEngine, attempt: Attempt) -> None:
+        """Hears that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
         self.movable.pop(attempt.id, None)
         block_tokens = self._settings.block_tokens
         reusable = attempt.reusable(block_tokens)
@@ -153,6 +154,7 @@ class AttemptLifecycle:
         engine.begin(attempt, held)
 
     def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None:
+        """Hears that the prompt's tokens up to ``end`` are being computed."""
         if attempt.together:
             return
         decode = self._boots.get(attempt.decode)
@@ -162,6 +164,7 @@ class AttemptLifecycle:
             self.moves.push(attempt, engine, decode, end, lambda: self._pushed(engine, attempt))
 
     def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None:
+        """Hears that these tokens are computed and published; the prompt is complete if ``end`` is its length."""
         request, now_s = attempt.request, self._time.now_s
         store = self.members.store(engine)
         if store is not None:
@@ -215,6 +218,7 @@ class AttemptLifecycle:
             engine.decode(attempt)
 
     def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None:
+        """Hears of ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
         request, now_s = attempt.request, self._time.now_s
         waited_s = now_s - request.last_token_s - count * seconds
         request.intervals.append((seconds + max(0.0, waited_s), 1))
@@ -242,6 +246,7 @@ class AttemptLifecycle:
         self._want_room(attempt, new=False)
 
     def failed(self, engine: SimEngine, attempt: Attempt) -> None:
+        """Hears that a step failed for this attempt."""
         self._again(attempt, engine.name)
 
     def _finish(self, engine: SimEngine, attempt: Attempt) -> None:

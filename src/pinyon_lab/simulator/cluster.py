@@ -20,22 +20,85 @@ from pinyon.decisions import FrontConfig, FrontDecisions
 from pinyon.placement.decode_selection import decode_blocks
 from pinyon.placement.interface import PlacementPolicy
 from pinyon.placement.policy import Move, PlacementDecision, PlacementRequest
+from pinyon.placement.scaling import Scaler, ScalingSettings
 from pinyon.placement.scheduler import Scheduler
 from pinyon.profiles.engine_profile import EngineProfile
 from pinyon.profiles.machine_profile import MachineProfile
 from pinyon_lab.simulator.attempt import Attempt, SimRequest
 from pinyon_lab.simulator.attempt_lifecycle import AttemptLifecycle
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
-from pinyon_lab.simulator.elasticity import Elasticity
+from pinyon_lab.simulator.engine import SimEngine
 from pinyon_lab.simulator.front import Front
-from pinyon_lab.simulator.members import MODEL, endless_fleet
+from pinyon_lab.simulator.members import MODEL, Members, endless_fleet
 from pinyon_lab.simulator.report import RequestOutcome
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.workload import Arrival
-from pinyon_lab.simulator.world import Faults, JournalOf, World, no_journal
+from pinyon_lab.simulator.world import NO_JOURNAL, Faults, JournalOf, World
 
 RETRY_S = 0.25
 """The time until a request that no instance takes is placed again."""
+
+
+LOOK_S = 1.0
+"""The time between two looks at the load."""
+
+
+class Elasticity:
+    """The scaling of instances that prefill, as :class:`Scaler` decides. One that is removed accepts nothing new, and
+    leaves when it is idle."""
+
+    def __init__(self, world: World, scaling: ScalingSettings, members: Members, over: Callable[[], bool]) -> None:
+        """Starts scaling, which ends as soon as ``over`` returns true: all requests have ended."""
+        self.sizes: list[tuple[float, int]] = []
+        """The target number of instances, and since when."""
+        self._time, self._fleet, self._members, self._over = world.time, world.fleet, members, over
+        self._scaler = Scaler(scaling, world.time.now_s)
+        self._boot_s = world.settings.boot_s
+        self._role = Role.MIXED if Role.MIXED in world.settings.roles else Role.PREFILL
+        self._numbers = count(len(members.engines))
+        self._booting = 0
+        self._sized(len(self._there()))
+        self._time.after(LOOK_S, self._look)
+
+    def placed(self, decision: PlacementDecision | None) -> None:
+        """Tells the scaler that a request was placed; None: it was rejected."""
+        if decision is None:
+            self._scaler.placed(float("inf"), 0.0, self._time.now_s)
+        else:
+            self._scaler.placed(decision.ttft_s, decision.prefill_s, self._time.now_s, own_s=decision.own_s)
+
+    def _through(self, engine: SimEngine) -> bool:
+        """Returns whether the engine drains, holds nothing of any request, and has no request placed on it."""
+        return engine.draining and engine.idle and not self._fleet.inflight.holds(engine.state)
+
+    def _there(self) -> list[SimEngine]:
+        engines = self._members.engines.values()
+        return [each for each in engines if not each.draining and each.state.info.role.prefills]
+
+    def _sized(self, instances: int) -> None:
+        self.sizes.append((self._time.now_s, instances))
+
+    def _look(self) -> None:
+        for engine in [each for each in self._members.engines.values() if self._through(each)]:
+            self._members.remove(engine.name)
+        if self._over():
+            return
+        there, now_s = self._there(), self._time.now_s
+        queues_s = [each.state.prefill_queue_s(now_s) for each in there] + [0.0] * self._booting
+        change = self._scaler.decide(queues_s, now_s)
+        if change:
+            self._sized(len(queues_s) + change)
+        for _ in range(change):
+            self._booting += 1
+            self._time.after(self._boot_s, self._boot)
+        if change < 0 and there:
+            least = min(there, key=lambda each: (each.state.prefill_queue_s(now_s), each.name))
+            least.drain()
+        self._time.after(LOOK_S, self._look)
+
+    def _boot(self) -> None:
+        self._booting -= 1
+        self._members.boot(f"{self._role.value}-{next(self._numbers):04d}", self._role)
 
 
 class SimCluster:
@@ -49,7 +112,7 @@ class SimCluster:
         policy: PlacementPolicy,
         seed: int = 0,
         faults: Faults | None = None,
-        journal: JournalOf = no_journal,
+        journal: JournalOf = NO_JOURNAL,
         heard: Callable[..., None] = lambda *what: None,
     ) -> None:
         """Starts the instances; calls ``heard`` with the name of each decision on which runs of one seed must agree."""
@@ -64,7 +127,7 @@ class SimCluster:
         self.fleet = endless_fleet(together=together, decode_sharing=settings.decode_sharing)
         self.scheduler = Scheduler(self.fleet, policy, Random(seed))
         self._numbers = count(1)
-        world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
+        world = self._world = World(self.time, self.fleet, settings, machine, engine, faults, journal)
         self._attempts = AttemptLifecycle(world, self._numbers, self.counts, self.log, self.fail, self.front.leave)
         self.members, self.moves = self._attempts.members, self._attempts.moves
         self.elasticity: Elasticity | None = None
@@ -78,12 +141,9 @@ class SimCluster:
     ) -> list[RequestOutcome]:
         """Returns the requests' outcomes. ``clients``: see :class:`Clients`; ``progress`` gets how many have ended."""
         self.front.open(arrivals, clients, progress)
-        settings = self.settings
-        if settings.scaling is not None:
-            role = Role.MIXED if Role.MIXED in settings.roles else Role.PREFILL
-            self.elasticity = Elasticity(
-                self.time, self.fleet, self.members, settings.scaling, settings.boot_s, role, lambda: self.front.over
-            )
+        if self.settings.scaling is not None:
+            over = lambda: self.front.over  # noqa: E731 - asked again and again
+            self.elasticity = Elasticity(self._world, self.settings.scaling, self.members, over)
         self.time.run()
         return self.front.outcomes()
 
@@ -142,14 +202,8 @@ class SimCluster:
 
     def _attempt(self, request: SimRequest, number: int, job: int, decision: PlacementDecision) -> None:
         prefill, decode = decision.prefill.info, decision.decode.info
-        self.log(
-            "placed",
-            request.number,
-            prefill.instance_id,
-            decode.instance_id,
-            decision.local_blocks,
-            decision.reused_blocks,
-        )
+        names = prefill.instance_id, decode.instance_id
+        self.log("placed", request.number, *names, decision.local_blocks, decision.reused_blocks)
         tokens = request.tokens + request.generated
         attempt = request.attempt = Attempt(request, number, job, decision, prefill.boot_id, decode.boot_id, tokens)
         if decision.alternate is not None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from pinyon.batching import BATCHING_DEFAULT
-from pinyon.batching.feather_settings import GROUPED, WHOLE
+from pinyon.batching.engine_step import GROUPED, WHOLE
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT
 from pinyon.core.request import Role
 from pinyon.decisions import InstanceConfig

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from pinyon.batching import LEVEL_BLOCKS, BatchRequest, StepPlan
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.engine_step import GROUPED
 from pinyon.batching.policy import StepSeen
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.block_keys import BlockKey, pack_keys
@@ -31,32 +31,21 @@ WAITING_LEAP_S = 0.1
 
 
 class Owner(Protocol):
-    """An owner of engines, which is told of the progress of their members."""
+    """An owner of engines, which is told of the progress of their members: :class:`AttemptLifecycle`."""
 
-    def started(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Reports that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
-
-    def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None:
-        """Reports that the prompt's tokens up to ``end`` are being computed."""
-
-    def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None:
-        """Reports that these tokens are computed and published. The prompt is complete if ``end`` is its length."""
-
-    def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None:
-        """Reports ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
-
-    def failed(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Reports that a step failed for this attempt."""
-
-    def gave_way(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Reports that the attempt was preempted: it has lost its blocks and its place, and wants room again."""
+    def started(self, engine: SimEngine, attempt: Attempt) -> None: ...
+    def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None: ...
+    def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None: ...
+    def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None: ...
+    def failed(self, engine: SimEngine, attempt: Attempt) -> None: ...
+    def gave_way(self, engine: SimEngine, attempt: Attempt) -> None: ...
 
 
 class SimEngine:
     """An engine instance from one boot until it dies."""
 
     def __init__(self, world: World, owner: Owner, info: InstanceInfo, config: InstanceConfig) -> None:
-        """Starts an instance that has as many machines as pipeline stages."""
+        """Starts an instance that has as many machines as pipeline stages; tells ``owner`` of its members' progress."""
         time, fleet, machine, settings = world.time, world.fleet, world.machine, world.settings
         self.name, self.boot = info.instance_id, info.boot_id
         decisions = InstanceDecisions(config, world.journal(info.boot_id, config))

@@ -8,7 +8,7 @@ from pinyon.core.errors import InvalidArgument, ResourceExhausted
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.decisions import FrontDecisions
 from pinyon.eviction import Traits
-from pinyon.eviction.policy import kind_and_turn
+from pinyon.eviction.interface import kind_and_turn
 from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.clients import Clients
 from pinyon_lab.simulator.cluster_settings import ClusterSettings
@@ -65,18 +65,11 @@ class Front:
 
     def _arrive(self, number: int) -> None:
         arrival, block_tokens = self._arrivals[number], self._settings.block_tokens
-        full = arrival.blocks[: arrival.tokens // block_tokens] if self._settings.prefix_cache else ()
-        request = SimRequest(
-            number,
-            tuple(map(key_of, full)),
-            arrival.tokens,
-            max(1, arrival.output_tokens),
-            self._time.now_s,
-            arrival.traits,
-            _class_of(arrival.traits),
-            tuple(map(key_of, self._answers.get(number, ()))),
-            self._settings.prefix_cache,
-        )
+        traits, keeps = arrival.traits, self._settings.prefix_cache
+        keys = tuple(map(key_of, arrival.blocks[: arrival.tokens // block_tokens] if keeps else ()))
+        answer = tuple(map(key_of, self._answers.get(number, ())))
+        sent = max(1, arrival.output_tokens), self._time.now_s
+        request = SimRequest(number, keys, arrival.tokens, *sent, traits, _class_of(traits), answer, keeps)
         self.requests[number] = request
         if -(-(request.tokens + request.max_tokens) // block_tokens) > self._blocks_max:
             self.end(request, "too long")

@@ -49,20 +49,10 @@ class Members:
         settings, boot = self._settings, f"{name}/{next(self._numbers)}"
         nodes = self.nodes[name] = settings.nodes(role)
         config = settings.instance(nodes)
-        sizes = config.pool_blocks, config.max_batch
-        chunk_tokens = min(config.chunk_tokens, config.step_tokens)
+        alike = MODEL, "weights", self._layout, config.pool_blocks, config.max_batch
+        chunk, short_first = min(config.chunk_tokens, config.step_tokens), self._short_first
         info = InstanceInfo(
-            name,
-            boot,
-            role,
-            f"{name}:1",
-            MODEL,
-            "weights",
-            self._layout,
-            *sizes,
-            stages=nodes,
-            short_first=self._short_first,
-            chunk_tokens=chunk_tokens,
+            name, boot, role, f"{name}:1", *alike, stages=nodes, short_first=short_first, chunk_tokens=chunk
         )
         engine = SimEngine(self._world, self._owner, info, config)
         self.engines[name] = self.boots[boot] = engine

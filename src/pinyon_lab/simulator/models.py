@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pinyon.batching.interface import ServiceOrder
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
@@ -38,20 +38,6 @@ def utilised(engine: EngineProfile, share: float) -> EngineProfile:
     return replace(engine, prefill_token_s=token_s, prefill_pair_s=pair_s)
 
 
-class Model(Protocol):
-    @property
-    def policy(self) -> str:
-        """The name of the placement policy."""
-
-    def run(self, arrivals: Sequence[Arrival], progress: Callable[[int], None]) -> Rows:
-        """Runs the trace; ``progress`` is called with the number of requests that are done."""
-
-    def report(self, rows: Rows, limits: RunLimits) -> dict[str, float]: ...
-
-    def resized(self, instances: int) -> Model:
-        """Returns the same model of another size: roles in the same proportion, at least one instance of each."""
-
-
 @dataclass(frozen=True)
 class ReferenceModel:
     """The model of :mod:`pinyon_lab.simulator.prefill_reference`."""
@@ -70,6 +56,7 @@ class ReferenceModel:
         return report(rows, limits.slo_s, limits.warm_up)
 
     def resized(self, instances: int) -> ReferenceModel:
+        """Returns the same model of another size."""
         return replace(self, settings=replace(self.settings, instances=instances))
 
 
@@ -94,9 +81,13 @@ class ClusterModel:
         return cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up)
 
     def resized(self, instances: int) -> ClusterModel:
+        """Returns the same model of another size: roles in the same proportion, at least one instance of each."""
         kinds = list(dict.fromkeys(self.settings.roles))
         had = [self.settings.roles.count(kind) for kind in kinds]
         counts = [max(1, instances * each // len(self.settings.roles)) for each in had]
         counts[0] = max(1, counts[0] + instances - sum(counts))
         roles = tuple(kind for kind, number in zip(kinds, counts, strict=True) for _ in range(number))
         return replace(self, settings=replace(self.settings, roles=roles))
+
+
+Model = ReferenceModel | ClusterModel

@@ -139,7 +139,6 @@ class PrefillReference:
         self._instances = [
             _ReferenceInstance(number, self._fleet, settings, order(), where) for number in range(settings.instances)
         ]
-        self._by_name = {each.state.info.instance_id: each for each in self._instances}
         self._ends: list[tuple[float, int]] = []
         self._served: dict[int, ServedRequest] = {}
 
@@ -174,7 +173,7 @@ class PrefillReference:
         self._queue(job, self.scheduler.decide_at(job.request, move.target, move.source, now_s), now_s)
 
     def _queue(self, job: _ReferenceJob, decision: PlacementDecision, now_s: float) -> None:
-        instance = self._by_name[decision.prefill.info.instance_id]
+        instance = self._instances[decision.prefill.row]
         job.decision = decision
         decision.fetches = ()  # these blocks are moved when the job's own turn comes
         self._fleet.inflight.add(job.request.request_id, decision, 0, now_s, job.request.block_keys)
@@ -183,9 +182,10 @@ class PrefillReference:
             self._start(instance, now_s)
 
     def _start(self, instance: _ReferenceInstance, now_s: float) -> None:
-        job = instance.waiting.next(now_s)
+        job = next(instance.waiting.turns(now_s), None)
         if job is None:
             return
+        instance.waiting.take(job, now_s)
         reused, moving_us = instance.cache.read(job.arrival.blocks, now_s, job.arrival.traits)
         job.hit_tokens = job.request.reused_tokens(reused, self._block_tokens)
         job.started_s = now_s

@@ -44,15 +44,6 @@ class OwnCache(IndexedCache):
         """Stores all blocks of a prompt whose service ends."""
         self.tell(*each_once(blocks), now_s, traits)
 
-    def held(self) -> int:
-        """Returns the number of blocks in all tiers."""
-        return len(self.cache.resident)
-
-    @property
-    def full(self) -> int:
-        """The capacity of all tiers in blocks."""
-        return self.cache.capacity
-
 
 class PooledCache(OwnCache):
     """The part of a pool that one instance keeps."""
@@ -96,13 +87,6 @@ class PooledCache(OwnCache):
                 mine.append(block)
                 places.append(place)
         self.tell(mine, places, now_s, traits)
-
-    def held(self) -> int:
-        return len(self.cache.resident) + len(self._ssd)
-
-    @property
-    def full(self) -> int:
-        return self.cache.capacity + self._rules.ssd_blocks
 
     def tell(self, blocks: Sequence[int], places: Sequence[int], now_s: float, traits: Traits) -> None:
         where, ssd = self._where, self._ssd

@@ -34,21 +34,11 @@ class RequestOutcome(NamedTuple):
     @classmethod
     def of(cls, request: SimRequest, prefill: str, decode: str) -> RequestOutcome:
         arrived_s, first_s = request.arrived_s, request.first_token_s
-        return cls(
-            arrived_s,
-            prefill,
-            decode,
-            first_s - arrived_s if first_s >= 0 else -1.0,
-            longest_tenth(request.intervals),
-            request.ended_s - arrived_s,
-            request.tokens,
-            request.generated,
-            request.hit_tokens,
-            request.fetched_tokens,
-            request.computing_s,
-            request.attempts,
-            request.ends[-1],
-        )
+        ttft_s = first_s - arrived_s if first_s >= 0 else -1.0
+        times = ttft_s, longest_tenth(request.intervals), request.ended_s - arrived_s
+        tokens = request.tokens, request.generated, request.hit_tokens, request.fetched_tokens
+        rest = request.computing_s, request.attempts, request.ends[-1]
+        return cls(arrived_s, prefill, decode, *times, *tokens, *rest)
 
 
 def longest_tenth(intervals: Sequence[tuple[float, int]]) -> float:

@@ -34,16 +34,9 @@ def cut(rows: Iterable[TraceRow], block_tokens: int, tokens_max: int) -> list[Ar
             continue
         tokens = min(row.input_tokens, tokens_max)
         before = row.parent or (row.chat if row.turn != 1 else "")
-        arrivals.append(
-            Arrival(
-                row.time_s,
-                tokens,
-                row.output_tokens,
-                row.blocks[: -(-tokens // block_tokens)],
-                Traits(row.category, row.user),
-                places.get(before, -1) if before else -1,
-            )
-        )
+        blocks, traits = row.blocks[: -(-tokens // block_tokens)], Traits(row.category, row.user)
+        follows = places.get(before, -1) if before else -1
+        arrivals.append(Arrival(row.time_s, tokens, row.output_tokens, blocks, traits, follows))
         if row.chat:
             places[row.chat] = len(arrivals) - 1
     return arrivals

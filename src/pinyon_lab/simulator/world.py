@@ -16,10 +16,7 @@ from pinyon_lab.simulator.virtual_time import VirtualTime
 
 JournalOf = Callable[[str, InstanceConfig | FrontConfig], Journal | None]
 """A function that returns the journal of a part's decisions, by the part's name; None: they are not recorded."""
-
-
-def no_journal(name: str, config: InstanceConfig | FrontConfig) -> None:
-    """Returns None: no decision is recorded."""
+NO_JOURNAL: JournalOf = lambda name, config: None  # noqa: E731 - what takes its place is a function
 
 
 class Faults(Protocol):
@@ -44,4 +41,4 @@ class World:
     machine: MachineProfile
     engine: EngineProfile
     faults: Faults | None = None
-    journal: JournalOf = no_journal
+    journal: JournalOf = NO_JOURNAL

@@ -247,8 +247,9 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    value = row.get(name)
-    if not isinstance(value, list) or not _integers(value):
+    value: Any = row.get(name)
+    integers = isinstance(value, list) and set(map(type, value)) <= {int}
+    if not integers or (value and not (min(value) >= 0 and max(value) < 1 << 63)):
         raise ValueError(f"{name} is no list of ids")
     return tuple(value)
 
@@ -266,10 +267,6 @@ def _parent(row: Mapping[str, Any]) -> str:
     """Returns the preceding chat; "" if there is none, which some traces write as -1."""
     parent = _text(row, "parent_chat_id")
     return "" if parent == "-1" else parent
-
-
-def _integers(values: Sequence[Any]) -> bool:
-    return set(map(type, values)) <= {int} and (not values or (min(values) >= 0 and max(values) < 1 << 63))
 
 
 def _tokens(text: str) -> int:

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed
-
-
-class Books:
-    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
-
-    def __init__(self) -> None:
-        self.running: dict[int, BatchRequest] = {}
-
-    def need(self, request: BatchRequest) -> BlockNeed:
-        return BlockNeed(0, request.blocks)
-
-    def behind(self, number: int) -> int:
-        return sum(request.blocks for other, request in self.running.items() if other > number)
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest
+from tests.unit.batching.books import Books, keys_of
 
 
 def request(number: int, letters: str) -> BatchRequest:
-    keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
-    return BatchRequest(number, 16 * len(keys), 1, keys)
+    return BatchRequest(number, 16 * len(letters), 1, keys_of(letters))
 
 
 def policy(choice: str, *prompts: str, cached: tuple[str, ...] = ()) -> BatchingPolicy:

@@ -1,28 +1,12 @@
 import pytest
 
-from pinyon.batching import BatchRequest, BlockNeed, Fcfs
+from pinyon.batching import BatchRequest, Fcfs
 from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_MAX_S, PATIENCE_S
+from tests.unit.batching.books import Books
 
 
 def request(number: int, blocks: int = 1, decodes: bool = True, reusable: int = 0) -> BatchRequest:
     return BatchRequest(number, 10, blocks, (b"k",) * reusable, reusable, decodes)
-
-
-class Books:
-    """The blocks that each request holds, as the test says."""
-
-    def __init__(self) -> None:
-        self.shared: dict[int, int] = {}
-        """The blocks that each request shares with running requests, by request number."""
-        self.held: dict[int, int] = {}
-        """The blocks of each admitted request."""
-
-    def need(self, request: BatchRequest) -> BlockNeed:
-        shared = self.shared.get(request.number, 0)
-        return BlockNeed(shared, request.blocks - shared)
-
-    def behind(self, number: int) -> int:
-        return sum(blocks for other, blocks in self.held.items() if other > number)
 
 
 @pytest.fixture

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pinyon.batching import BATCHING_POLICIES, BatchRequest, BlockNeed
+from pinyon.batching import BATCHING_POLICIES, BatchRequest
 from pinyon.batching.rounds import BATCHES_MAX, Formed
 from pinyon_lab.policies.group_rounds import GroupRounds
-
-
-class Books:
-    def need(self, request: BatchRequest) -> BlockNeed:
-        return BlockNeed(0, request.blocks)
-
-    def behind(self, number: int) -> int:
-        return 0
+from tests.unit.batching.books import Books, keys_of
 
 
 def request(number: int, letters: str) -> BatchRequest:
-    keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
-    return BatchRequest(number, 16 * len(keys), 1, keys, len(keys))
+    return BatchRequest(number, 16 * len(letters), 1, keys_of(letters), len(letters))
 
 
 def rounds(*groups: int) -> GroupRounds:

@@ -7,24 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed
-
-
-class Books:
-    """The blocks that each request holds. Nothing is shared: these tests look at the order."""
-
-    def __init__(self) -> None:
-        self.running: dict[int, BatchRequest] = {}
-
-    def need(self, request: BatchRequest) -> BlockNeed:
-        return BlockNeed(0, request.blocks)
-
-    def behind(self, number: int) -> int:
-        return sum(request.blocks for other, request in self.running.items() if other > number)
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest
+from tests.unit.batching.books import Books, keys_of
 
 
 def request(number: int, letters: str, now_s: float = 0.0, deadline_s: float = 0.0) -> BatchRequest:
-    keys = tuple(letters[: end + 1].encode() for end in range(len(letters)))
+    keys = keys_of(letters)
     return BatchRequest(number, 16 * len(keys), len(keys), keys, len(keys), arrived_s=now_s, deadline_s=deadline_s)
 
 
@@ -161,18 +149,18 @@ def test_prompts_for_other_instances_pass_nobody_without_end() -> None:
         now_s = float(second)
         for number in [each for each, end_s in ends.items() if end_s <= now_s]:
             policy.remove(number)
-            del books.running[number], ends[number]
+            del books.held[number], ends[number]
         number = second if second < 5 else victim + second
         requests[number] = replace(request(number, "x" * 30, now_s), decodes=False)
         policy.enqueue(requests[number])
         if second == 5:
             requests[victim] = request(victim, "y" * 60, now_s, now_s + 8.0)
             policy.enqueue(requests[victim])
-        while chosen := policy.admit(16, 100 - sum(each.blocks for each in books.running.values()), now_s):
+        while chosen := policy.admit(16, 100 - sum(books.held.values()), now_s):
             for each in chosen:
-                books.running[each] = requests[each]
+                books.held[each] = requests[each].blocks
                 ends[each] = now_s + 3.0
-        if victim in books.running:
+        if victim in books.held:
             break
     # The bound is half of the time to the deadline, and the time until earlier requests have ended.
     assert second <= 5 + 4 + 3 + 1

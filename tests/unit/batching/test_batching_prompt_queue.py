@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,8 @@ from pinyon.batching import Prompt, PromptQueue
 from pinyon.batching.prompt_queue import LOOK_AHEAD
 from pinyon.batching.service_order import SERVICE_ORDERS, FifoOrder
 from pinyon.core.errors import ResourceExhausted
+from tests.unit.batching.books import Counting
+from tests.worker_integrity import check_prompts
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
 
@@ -43,7 +44,7 @@ def held() -> Held:
 def queue(held):
     queue = PromptQueue(held, active=2, limit=40)
     yield queue
-    queue.check_integrity()
+    check_prompts(queue)
 
 
 def test_prompts_start_in_order_and_only_into_free_places(queue):
@@ -108,14 +109,6 @@ def test_the_queue_has_an_end_and_looks_ahead_only_so_far(held):
     assert queue.start(0.0) == [99]
 
 
-def test_integrity_check_sees_a_broken_book(queue):
-    queue.add(prompt(0, A), 0.0)
-    queue._pending_tokens += 1
-    with pytest.raises(RuntimeError, match="pending tokens"):
-        queue.check_integrity()
-    queue._pending_tokens -= 1
-
-
 def test_blocks_a_queued_prompt_would_reuse_are_spared_for_it(queue, held):
     held.keys = {A, B}
     for number in range(5):
@@ -148,7 +141,7 @@ def test_the_order_of_service_says_who_leaves_first(held):
     assert queue.start(0.0) == [2]
     queue.end(3)
     add(5, 0.1, 10.0, B)
-    queue.check_integrity()
+    check_prompts(queue)
     assert queue.start(1.0) == [], "it is full"
     queue.end(2)
     assert queue.start(1.0) == [5]
@@ -162,7 +155,7 @@ def test_the_order_of_service_says_who_leaves_first(held):
     assert queue.start(8.0) == [6], "late for so long that it goes first"
     queue.end(6)
     queue.end(7)
-    queue.check_integrity()
+    check_prompts(queue)
 
 
 @pytest.mark.parametrize("order", SERVICE_ORDERS.names)
@@ -177,37 +170,21 @@ def test_a_prompt_with_room_is_found_behind_all_that_must_wait(order):
     queue.add(prompt(1000, owned=True), 0.0)
     queue.add(prompt(1001, owned=True), 0.0)
     assert queue.end(1000)
-    queue.check_integrity()
+    check_prompts(queue)
     assert queue.start(0.0) == [1001]
     queue.has_room(0)
     assert queue.start(0.0) == [1, 2]
-    queue.check_integrity()
+    check_prompts(queue)
 
 
 def test_only_turns_that_are_looked_at_are_asked_for() -> None:
-    asked: list[int] = []
-
-    class Counting:
-        short_first = False
-
-        def __init__(self) -> None:
-            self._order: FifoOrder[int] = FifoOrder()
-            self.add, self.take = self._order.add, self._order.take
-
-        def turns(self, now_s: float) -> Iterator[int]:
-            for number in self._order.turns(now_s):
-                asked.append(number)
-                yield number
-
-        def __iter__(self) -> Iterator[int]:
-            return iter(self._order)
-
-    queue = PromptQueue(Held(), active=2, limit=100, order=Counting())
+    order = Counting(FifoOrder())
+    queue = PromptQueue(Held(), active=2, limit=100, order=order)
     for number in range(50):
         queue.add(Prompt(number, 16, (), 0, owned=True), 0.0)
     assert queue.start(0.0) == [0, 1]
-    assert asked == [0, 1]
-    queue.check_integrity()
+    assert order.asked == [0, 1]
+    check_prompts(queue)
 
 
 def test_a_prompt_with_late_room_waits_for_its_prefix_under_way(queue, held):
@@ -240,7 +217,7 @@ def test_whoever_is_held_back_goes_on_when_the_other_one_ends(queue, gone):
     queue.has_room(0)
     assert queue.held_back(0)
     queue.end(2 if gone else 0)
-    queue.check_integrity()
+    check_prompts(queue)
     assert queue.start(0.0) == ([0] if gone else [])
     assert queue.waiting_for_others == 0
 

@@ -9,17 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon_lab.policies.radix_tree import RadixTree
-
-
-def keys(letters: str) -> tuple[bytes, ...]:
-    """Returns the keys of a prompt: each letter is a block that is known by all blocks before it."""
-    return tuple(letters[: end + 1].encode() for end in range(len(letters)))
+from tests.unit.batching.books import keys_of
 
 
 def tree(*prompts: str, limit: int = 100) -> RadixTree:
     made = RadixTree(limit)
     for letters in prompts:
-        made.insert(keys(letters))
+        made.insert(keys_of(letters))
     return made
 
 
@@ -39,21 +35,21 @@ def test_an_edge_is_split_where_somebody_branches_off_or_ends() -> None:
     ("asked", "known", "inside"), [("", 0, 0), ("x", 0, 0), ("a", 1, 1), ("abc", 3, 1), ("abcdef", 4, 2), ("abz", 2, 2)]
 )
 def test_the_longest_beginning_matches_within_an_edge_too(asked: str, known: int, inside: int) -> None:
-    match = tree("abcd", "abxy").match(keys(asked))
+    match = tree("abcd", "abxy").match(keys_of(asked))
     assert (match.keys, match.inside) == (known, inside)
 
 
 def test_looking_splits_nothing() -> None:
     made = tree("abcd")
-    made.match(keys("ab"))
+    made.match(keys_of("ab"))
     assert edges(made) == ["abcd"]
 
 
 def test_a_full_tree_drops_the_least_recently_passed_end_first() -> None:
     made = tree("abcd", "abxy", "mnop", limit=10)
     assert made._keys == 10
-    made.match(keys("abxy"))
-    made.insert(keys("q"))  # the eleventh: 8 are kept at most
+    made.match(keys_of("abxy"))
+    made.insert(keys_of("q"))  # the eleventh: 8 are kept at most
     # Without cd, 11 - 2 = 9 keys are left; then the less recently used of mnop and q goes: mnop.
     assert edges(made) == ["ab", "q", "xy"]
 
@@ -73,9 +69,9 @@ def test_it_never_holds_more_and_what_came_last_is_there(random: Random, limit: 
     made = RadixTree(limit)
     for _ in range(30):
         letters = "".join(random.choice("ab") for _ in range(random.randint(1, 8)))
-        made.insert(keys(letters))
+        made.insert(keys_of(letters))
         assert made._keys == sum(len(node.keys) for node in made.nodes()) <= limit
-        assert made.match(keys(letters)).keys == min(len(letters), limit)
+        assert made.match(keys_of(letters)).keys == min(len(letters), limit)
         for node in made.nodes()[1:]:
             assert node.parent is not None
             assert node.keys
@@ -87,8 +83,8 @@ def test_it_matches_what_the_longest_common_beginning_is(random: Random) -> None
     made, prompts = RadixTree(10_000), []
     for _ in range(20):
         prompts.append("".join(random.choice("ab") for _ in range(random.randint(0, 8))))
-        made.insert(keys(prompts[-1]))
+        made.insert(keys_of(prompts[-1]))
         asked = "".join(random.choice("ab") for _ in range(random.randint(0, 10)))
-        assert made.match(keys(asked)).keys == sum(
+        assert made.match(keys_of(asked)).keys == sum(
             any(each.startswith(asked[:end]) for each in prompts) for end in range(1, len(asked) + 1)
         )

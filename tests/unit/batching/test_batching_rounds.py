@@ -51,10 +51,11 @@ def path(letters: str) -> list[int]:
     return [int.from_bytes(letters[: end + 1].encode()) for end in range(len(letters))]
 
 
-def rounds(stopping: Told | Always, **paths: str) -> PrefixRounds:
+def rounds(stopping: Told | Always, *prompts: str) -> PrefixRounds:
+    """Returns rounds with requests 0, 1, ... of these prompts."""
     made = PrefixRounds(stopping, 1)
-    for name, letters in paths.items():
-        made.add(int(name[1:]), path(letters))
+    for number, letters in enumerate(prompts):
+        made.add(number, path(letters))
     return made
 
 
@@ -69,33 +70,33 @@ def steps(made: PrefixRounds, count: int, seconds: float = 1.0) -> list[list[int
 
 
 def test_each_prefix_has_its_step_and_the_largest_comes_first() -> None:
-    made = rounds(Told(homogeneous), r0="aax", r1="bby", r2="bbz", r3="aaq", r4="bbw")
+    made = rounds(Told(homogeneous), "aax", "bby", "bbz", "aaq", "bbw")
     assert steps(made, 4) == [[1, 2, 4], [0, 3], [1, 2, 4], [0, 3]]
     assert made.formed == Formed(2, 2, 2, 2 / 3, 2.5, 0.0, 0)
 
 
 def test_one_decision_brings_all_who_share_as_much() -> None:
     told = Told(homogeneous)
-    made = rounds(told, r0="aax", r1="aay", r2="aaz", r3="bb")
+    made = rounds(told, "aax", "aay", "aaz", "bb")
     assert steps(made, 1) == [[0, 1, 2]]
     assert told.asked == [BatchState(1, 1, 1), BatchState(3, 2, 0)]
 
 
 def test_where_nobody_shares_one_decision_is_enough() -> None:
     told = Told(lambda state: True)
-    made = rounds(told, **{f"r{number}": chr(97 + number) for number in range(20)})
+    made = rounds(told, *(chr(97 + number) for number in range(20)))
     assert steps(made, 1) == [list(range(20))]
     assert told.asked == [BatchState(1, 1, 18)]
 
 
 def test_a_partial_sharer_goes_to_another_batch_of_its_branch() -> None:
-    made = rounds(Told(homogeneous), r0="abcdx", r1="abcdy", r2="aqqx", r3="aqqy")
+    made = rounds(Told(homogeneous), "abcdx", "abcdy", "aqqx", "aqqy")
     assert steps(made, 2) == [[2, 3], [0, 1]]  # the shortest request of the branch begins
 
 
 def test_what_a_round_has_brought_is_its_tokens_by_its_time() -> None:
     told = Told(homogeneous)
-    made = rounds(told, r0="aax", r1="aay", r2="bb")
+    made = rounds(told, "aax", "aay", "bb")
     steps(made, 2, 0.25)
     assert told.learned == []  # a round is over when the next one begins
     made.next()
@@ -106,7 +107,7 @@ def test_what_a_round_has_brought_is_its_tokens_by_its_time() -> None:
 def test_a_round_stands_until_an_arrival_or_a_change_of_policy() -> None:
     stops = True
     told = Told(lambda state: state.loss < 2 or not stops)
-    made = rounds(told, r0="aax", r1="aay", r2="bb")
+    made = rounds(told, "aax", "aay", "bb")
     steps(made, 4)
     asked = len(told.asked)
     made.remove(1)
@@ -119,14 +120,14 @@ def test_a_round_stands_until_an_arrival_or_a_change_of_policy() -> None:
 
 
 def test_newcomers_wait_for_the_next_round() -> None:
-    made = rounds(Told(homogeneous), r0="aa", r1="bb")
+    made = rounds(Told(homogeneous), "aa", "bb")
     assert steps(made, 1) == [[0]]
     made.add(2, path("cc"))
     assert steps(made, 4) == [[1], [0], [1], [2]]
 
 
 def test_a_step_that_decodes_nobody_takes_nobodys_turn() -> None:
-    made = rounds(Told(homogeneous), r0="aa", r1="bb")
+    made = rounds(Told(homogeneous), "aa", "bb")
     assert made.next() == [0]
     made.observe(StepSeen(0, 100, 1.0))
     assert made.next() == [0]
@@ -134,14 +135,14 @@ def test_a_step_that_decodes_nobody_takes_nobodys_turn() -> None:
 
 def test_the_last_batch_of_a_round_takes_all_who_are_left() -> None:
     count = BATCHES_MAX + 5
-    made = rounds(Told(lambda state: False), **{f"r{number}": chr(97 + number) for number in range(count)})
+    made = rounds(Told(lambda state: False), *(chr(97 + number) for number in range(count)))
     taken = steps(made, BATCHES_MAX)
     assert [len(batch) for batch in taken] == [1] * (BATCHES_MAX - 1) + [6]
     assert sorted(number for batch in taken for number in batch) == list(range(count))
 
 
 def test_nobody_is_running() -> None:
-    made = rounds(Always(), r0="a")
+    made = rounds(Always(), "a")
     assert made.next() == [0]
     made.remove(0)
     made.remove(0)
@@ -162,7 +163,7 @@ def test_the_time_of_prompts_is_taken_out() -> None:
 
 def test_a_round_with_a_step_of_unknown_time_teaches_nothing() -> None:
     told = Told(homogeneous)
-    made = rounds(told, r0="aa", r1="bb")
+    made = rounds(told, "aa", "bb")
     for prefill_tokens in (50, 0):
         batch = made.next()
         made.done()
@@ -184,9 +185,7 @@ class Coarse(Told):
 def test_a_round_asks_the_policy_once_about_all_equal_states() -> None:
     answers = iter([False, True, True])
     policy = Coarse(lambda state: next(answers))
-    made = PrefixRounds(policy, 1)
-    for number, text in enumerate(("aab", "aac", "bbd", "bbe", "bbf", "ccg", "cch")):
-        made.add(number, path(text))
+    made = rounds(policy, "aab", "aac", "bbd", "bbe", "bbf", "ccg", "cch")
     round_of = []
     for _ in range(3):
         round_of.append(sorted(made.next()))
@@ -198,9 +197,7 @@ def test_a_round_asks_the_policy_once_about_all_equal_states() -> None:
 
 
 def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
-    made = PrefixRounds(Always(), 1)
-    for number, text in enumerate(("aaab", "aaac", "z")):
-        made.add(number, path(text))
+    made = rounds(Always(), "aaab", "aaac", "z")
     assert sorted(made.next()) == [0, 1, 2]
     assert made.formed.shared_blocks == 0
     made.done()
@@ -213,9 +210,7 @@ def test_a_stranger_that_leaves_lets_the_others_share_again() -> None:
 def test_a_policy_that_tries_something_is_asked_once_in_a_round() -> None:
     """A second answer would be forgotten before it had any effect."""
     answers = itertools.cycle([False, True])
-    made = PrefixRounds(Coarse(lambda state: next(answers)), 1)
-    for number, text in enumerate(("aab", "aac")):
-        made.add(number, path(text))
+    made = rounds(Coarse(lambda state: next(answers)), "aab", "aac")
     for _ in range(2):
         assert len(made.next()) == 1
         made.done()

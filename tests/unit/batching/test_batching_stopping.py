@@ -14,10 +14,8 @@ from pinyon.batching.stopping import (
     STOP,
     Always,
     Bandit,
-    BanditSettings,
     BatchState,
     Heuristic,
-    HeuristicSettings,
     StoppingPolicy,
     Taken,
     binned,
@@ -30,7 +28,7 @@ PEER = BatchState(1, 1, 19)
 
 
 def test_the_heuristic_is_the_papers() -> None:
-    policy = Heuristic(HeuristicSettings())
+    policy = Heuristic()
     assert policy.adds(BatchState(100, 0, 0))  # the addition costs nothing
     assert policy.adds(BatchState(3, 1000, 0))  # a small batch takes any request
     assert [loss for loss in range(10) if policy.adds(BatchState(4, loss, 0))] == [0, 1, 2, 3, 4, 5]
@@ -45,19 +43,19 @@ def test_bins() -> None:
 
 
 def test_upper_confidence_bounds_are_the_formula() -> None:
-    policy = Bandit(BanditSettings(exploration=0.5))
+    policy = Bandit()
     stop, add = [Taken(STRANGER, STOP)], [Taken(STRANGER, ADD)]
     assert policy.adds(STRANGER)  # an untried decision: adding first
     policy.learn(add, 100.0)
     assert not policy.adds(STRANGER)
-    policy.learn(stop, 120.0)
-    # c is a share of the mean reward, 100 + 0.05 * 20; S = 2, n = 1 each: as much for both.
+    policy.learn(stop, 102.0)
+    # c is a share of the mean reward, 100 + 0.05 * 2; S = 2, n = 1 each: as much for both.
     assert not policy.adds(STRANGER)
     for _ in range(3):
-        policy.learn(stop, 120.0)
-    scale = 120.0 - 20.0 * 0.95**4
-    spread = [0.5 * scale * math.sqrt(math.log(5) / count) for count in (4, 1)]
-    assert 120.0 + spread[0] < 100.0 + spread[1]
+        policy.learn(stop, 102.0)
+    scale = 102.0 - 2.0 * 0.95**4
+    spread = [0.05 * scale * math.sqrt(math.log(5) / count) for count in (4, 1)]
+    assert 102.0 + spread[0] < 100.0 + spread[1]
     assert policy.adds(STRANGER)
 
 
@@ -165,11 +163,8 @@ def test_who_does_not_learn_has_no_table() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (lambda: BanditSettings(exploration=-1), "exploration"),
-        (lambda: BanditSettings(memory=0.5), "memory"),
         (lambda: QLearningSettings(rate=0), "rate"),
         (lambda: QLearningSettings(explore_min=0.5, awake=0.4), "awake"),
-        (lambda: HeuristicSettings(small=-1), "negative"),
     ],
 )
 def test_settings_have_bounds(settings, message: str) -> None:
@@ -178,7 +173,7 @@ def test_settings_have_bounds(settings, message: str) -> None:
 
 
 def test_tables_stay_small() -> None:
-    policy = Bandit(BanditSettings())
+    policy = Bandit()
     for batch, loss, peers in itertools.product(range(0, 600, 7), range(0, 400, 13), range(0, 600, 11)):
         policy.adds(BatchState(batch, loss, peers))
     assert len(policy.table()) <= 11 * 5 * 11

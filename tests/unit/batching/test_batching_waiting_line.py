@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, BlockNeed, Fcfs
+from pinyon.batching import BATCHING_POLICIES, BatchingPolicy, BatchRequest, Fcfs
 from pinyon.batching.fcfs import LOOK_AHEAD, PATIENCE_MAX_S, PATIENCE_S
 from pinyon.batching.service_order import MostInTime
 from pinyon.batching.waiting_line import KEPT_S, ByTurn
+from tests.unit.batching.books import Books, Counting
 
 
 def request(number: int, seconds: float = 1.0, deadline_s: float = 100.0, blocks: int = 1) -> BatchRequest:
     return BatchRequest(number, 10, blocks, seconds=seconds, deadline_s=deadline_s)
-
-
-class Books:
-    def __init__(self) -> None:
-        self.held: dict[int, int] = {}
-        """The blocks of each admitted request, as the test says."""
-
-    def need(self, request: BatchRequest) -> BlockNeed:
-        return BlockNeed(0, request.blocks)
-
-    def behind(self, number: int) -> int:
-        return sum(blocks for other, blocks in self.held.items() if other > number)
 
 
 @pytest.fixture
@@ -106,24 +93,8 @@ def test_those_that_leave_are_not_asked(policy):
     assert policy.admit(9, 9, now_s=0.0) == [2, 3]
 
 
-class Counting:
-    """An order of service that counts the turns it is asked for."""
-
-    short_first = True
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self._order: MostInTime[int] = MostInTime()
-        self.add, self.take, self.remove = self._order.add, self._order.take, self._order.remove
-
-    def turns(self, now_s: float) -> Iterator[int]:
-        for number in self._order.turns(now_s):
-            self.asked.append(number)
-            yield number
-
-
 def test_only_turns_that_are_looked_at_are_asked_for():
-    order = Counting()
+    order = Counting(MostInTime())
     line = ByTurn(order)
     for number in range(50):
         line.add(request(number), again=False)
@@ -140,7 +111,7 @@ def test_only_turns_that_are_looked_at_are_asked_for():
 
 def test_without_room_for_anybody_no_turn_is_asked_for(books):
     """The room is asked for at every arrival and every release: a burst costs no looks."""
-    order = Counting()
+    order = Counting(MostInTime())
     policy = Fcfs(books, ByTurn(order))
     for number in range(2_000):
         policy.enqueue(request(number, blocks=2 + number % 5))
@@ -152,7 +123,7 @@ def test_without_room_for_anybody_no_turn_is_asked_for(books):
 
 def test_turns_hold_for_a_moment(books):
     """The room suits a small request far behind: asking again costs no looks, nor do newcomers that do not fit."""
-    order = Counting()
+    order = Counting(MostInTime())
     policy = Fcfs(books, ByTurn(order))
     for number in range(50):
         policy.enqueue(request(number, blocks=9))
@@ -180,7 +151,7 @@ def test_with_more_room_newcomers_count_who_keep_it(books):
 
 
 def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
-    order = Counting()
+    order = Counting(MostInTime())
     policy = Fcfs(books, ByTurn(order))
     for number in range(20):
         policy.enqueue(request(number, seconds=1.0 + number, deadline_s=1e6, blocks=2 if number < 12 else 1))

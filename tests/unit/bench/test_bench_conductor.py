@@ -9,6 +9,7 @@ from bench.blocks import PARTS, POOL_BLOCKS, PROMPT_BLOCKS, SHARED_BLOCKS, Books
 from bench.conductor_peers import KEPT, STAGES, Instance, Prompts
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.block_keys import chain_block_keys, unpack_keys
+from tests.worker_integrity import check_admission
 
 
 def test_the_benchmarks_are_found_and_their_parts_are_not() -> None:
@@ -62,4 +63,4 @@ def test_a_full_pool_goes_on_and_half_of_each_prompt_is_found() -> None:
     assert books.reused == 5 * SHARED_BLOCKS < 5 * PROMPT_BLOCKS
     assert set(books.us) == set(PARTS)
     assert books.pool.used == 0
-    books.admission.check_integrity()
+    check_admission(books.admission)

@@ -89,8 +89,7 @@ def test_plan_says_that_no_number_of_instances_helps(trace: str, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("option", "counted"),
-    [((), 270), (("--limit", "5"), 5), (("--warm-up", "0"), 300), (("--warm-up", "299"), 1)],
+    ("option", "counted"), [((), 270), (("--limit", "5"), 5), (("--warm-up", "0"), 300), (("--warm-up", "299"), 1)]
 )
 def test_warm_up_leaves_most_of_a_short_trace(
     trace: str, option: tuple[str, ...], counted: int, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,7 @@ def test_a_bounded_number_of_peers_is_remembered() -> None:
     avoidance = Avoidance(max_peers=3)
     for number in range(10):
         avoidance.failed(str(number), 0.0)
-    assert len(avoidance) == 3
+    assert len(avoidance._until) == 3
     assert avoidance.avoids("9", 0.1)
 
 

@@ -21,7 +21,7 @@ from pinyon.placement.scheduler import Scheduler
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from tests.own_policies import MODULE
 from tests.unit.placement.conftest import make_fleet
 
@@ -62,7 +62,8 @@ def test_a_service_order() -> None:
     for name in "abc":
         order.add(name, 0.0, 1.0, math.inf)
     assert list(order.turns(0.0)) == ["c", "b", "a"]
-    assert order.next(0.0) == "c"
+    order.take("c", 0.0)
+    assert list(order) == ["a", "b"]
 
 
 def test_routing_and_pushing() -> None:
@@ -120,7 +121,7 @@ def test_a_journal_imports_nothing_that_was_not_named(monkeypatch: pytest.Monkey
     ("registry", "base"),
     [
         (PLACEMENT_POLICIES, "pinyon.placement.interface.PlacementPolicy"),
-        (EVICTION_POLICIES, "pinyon.eviction.policy.EvictionPolicy"),
+        (EVICTION_POLICIES, "pinyon.eviction.interface.EvictionPolicy"),
         (BATCHING_POLICIES, "pinyon.batching.interface.Batching"),
         (SERVICE_ORDERS, "pinyon.batching.interface.ServiceOrder"),
         (ROUTING_POLICIES, "pinyon.routing.interface.TargetPolicy"),

@@ -77,7 +77,7 @@ def test_a_class_in_a_forgotten_ones_place_is_like_its_parent() -> None:
 def stored(policy: ReuseHazard[int], key: int, now_s: float, category: str) -> str:
     """Returns the class of a new key's prompt."""
     policy.stored([key], now_s, Traits(category), [0])
-    return str(policy._tree.run_of(key).note.of.name)
+    return str(policy._tree.run_of(key).of.name)
 
 
 def test_no_kind_is_taken_for_what_is_no_kind() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru
-from pinyon.eviction.policy import Belief
+from pinyon.eviction.fit import Fit
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import CacheReplay, CacheRequest, replay
 
@@ -121,7 +121,7 @@ class Pupil(Lru[int]):
     def adopt(self, fit: object) -> None:
         raise AssertionError("it had nothing to learn")
 
-    def beliefs(self) -> dict[str, Belief]:
+    def beliefs(self) -> dict[str, Fit]:
         return {}
 
 

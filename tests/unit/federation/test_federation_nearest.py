@@ -5,10 +5,9 @@ import math
 import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound
-from pinyon.federation.distances import Distances, parse_distances
+from pinyon.federation.distances import Distances, Position, parse_distances
 from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.nearest import nearest
-from pinyon.federation.position import Position
 from pinyon.federation.view import Federation, Member, RegionView
 from pinyon.routing.geography import Geography, Rule
 

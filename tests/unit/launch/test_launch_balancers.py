@@ -224,12 +224,21 @@ def test_what_is_no_page_changes_nothing() -> None:
     assert value(merged, "pinyon_lb_requests_total", model="m") == 2
 
 
-async def test_what_is_summed_is_there() -> None:
-    """The gauges that are summed exist under their names in load balancers."""
+APART = {
+    *("pinyon_lb_conductor_connected", "pinyon_lb_instances", "pinyon_lb_unconfirmed_instances"),
+    *(f"pinyon_lb_upstream_{each}" for each in ("capacity", "live", "models", "pending", "running")),
+}
+"""Gauges that all processes know alike, or that describe a state: each process's is shown."""
+
+
+async def test_each_gauge_is_summed_or_told_apart() -> None:
+    """The gauges that are summed exist in load balancers, and of all others somebody has said that they are not."""
     names: set[str] = set()
     for settings, make in ((settings_of(*UPSTREAM), UpstreamLb), (settings_of(), Lb)):
         registry = CollectorRegistry(auto_describe=True)
         lb = make(settings, ServiceContext("lb", "lb", Telemetry("lb", "lb"), registry, asyncio.Event()))
         names |= {family.name for family in registry.collect() if family.type == "gauge"}
         lb.off_loop.close()
-    assert {name for name in SUMMED if name.startswith("pinyon_")} <= names
+    assert {name for name in names if name.startswith("pinyon_")} == APART | {
+        name for name in SUMMED if name.startswith("pinyon_")
+    }

@@ -49,8 +49,9 @@ def test_who_lived_a_while_begins_anew():
     assert quick_deaths(restarts, 100.5 + QUICK_S)[:2] == [1, 2]
 
 
-def test_who_never_served_died_quickly_however_long_that_took() -> None:
-    restarts = Restarts(0.0, 1)
+def test_who_never_served_died_quickly_however_long_that_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.supervisor.QUICK_DEATHS_MAX", 1)
+    restarts = Restarts(0.0)
     assert restarts.died(2 * QUICK_S, served=False) == 0.5
     assert restarts.died(4 * QUICK_S, served=False) is None
 

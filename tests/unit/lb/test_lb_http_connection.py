@@ -155,6 +155,16 @@ class World:
                 await asyncio.sleep(0.005)  # gives timers a chance without burning seconds of CPU
 
 
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+@pytest.fixture
+async def transport(world: World) -> FakeTransport:
+    return world.connect()
+
+
 async def test_a_connection_keeps_nothing_of_its_arrival():
     """The place before a handshake, which its arrival gives back, would be a third of an idle connection's memory."""
     world, place, arrived = World(), ExitStack(), []
@@ -167,9 +177,7 @@ async def test_a_connection_keeps_nothing_of_its_arrival():
     assert kept() is None
 
 
-async def test_answers_come_in_order_and_one_at_a_time():
-    world = World()
-    transport = world.connect()
+async def test_answers_come_in_order_and_one_at_a_time(world, transport):
     transport.protocol.data_received(POST % (b"held", 1, b"1") + POST % (b"b", 1, b"2") + POST % (b"plain", 0, b""))
     transport.protocol.data_received(POST % (b"c", 1, b"3"))
     await world.settle()
@@ -181,11 +189,9 @@ async def test_answers_come_in_order_and_one_at_a_time():
     transport.abort()
 
 
-async def test_the_bytes_of_answers():
+async def test_the_bytes_of_answers(world, transport):
     """The bytes are what clients have always seen."""
-    world = World()
     world.app.go.set()
-    transport = world.connect()
     for request, answer in [
         (b"GET /plain HTTP/1.1\r\nhost: lb\r\n\r\n",
          b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: application/json\r\ncontent-length: 5\r\n\r\nplain"),
@@ -206,9 +212,7 @@ async def test_the_bytes_of_answers():
 
 
 @pytest.mark.parametrize("path", ["empty204", "empty304", "emptystream204", "emptystream304"])
-async def test_answers_that_have_no_body_get_none(path: str):
-    world = World()
-    transport = world.connect()
+async def test_answers_that_have_no_body_get_none(world, transport, path: str):
     transport.protocol.data_received(POST % (path.encode(), 0, b"") + POST % (b"next", 1, b"2"))
     await world.settle()
     status = int(path[-3:])
@@ -220,10 +224,8 @@ async def test_answers_that_have_no_body_get_none(path: str):
     transport.abort()
 
 
-async def test_http_1_0_gets_no_chunks():
-    world = World()
+async def test_http_1_0_gets_no_chunks(world, transport):
     world.app.go.set()
-    transport = world.connect()
     transport.protocol.data_received(b"GET /stream HTTP/1.0\r\n\r\n")
     await world.settle()
     assert transport.written.endswith(b"\r\nconnection: close\r\n\r\nonetwo")
@@ -310,9 +312,7 @@ async def test_a_slow_reader_counts_as_idle_once_it_has_read():
 
 
 @pytest.mark.parametrize("how", ["lost", "half-closed"])
-async def test_a_client_that_leaves_cancels_its_request(how):
-    world = World()
-    transport = world.connect()
+async def test_a_client_that_leaves_cancels_its_request(world, transport, how):
     transport.protocol.data_received(POST % (b"held", 3, b"abc") + b"GET")
     await world.settle()
     if how == "lost":
@@ -326,9 +326,7 @@ async def test_a_client_that_leaves_cancels_its_request(how):
 
 
 @pytest.mark.parametrize("path", [b"held", b"any"])
-async def test_a_client_that_leaves_before_its_request_leaves_nothing(path):
-    world = World()
-    transport = world.connect()
+async def test_a_client_that_leaves_before_its_request_leaves_nothing(world, transport, path):
     transport.protocol.data_received(POST % (path, 3, b"abc"))
     assert (world.shared.budget.used, len(world.shared.tasks)) == (3, 1)
     transport.abort()
@@ -337,10 +335,8 @@ async def test_a_client_that_leaves_before_its_request_leaves_nothing(path):
     assert (world.shared.budget.used, len(world.shared.tasks), len(world.shared.connections)) == (0, 0, 0)
 
 
-async def test_a_refused_request_costs_no_body():
+async def test_a_refused_request_costs_no_body(world, transport):
     """The answer goes out with the head; a small body is passed over, a large one ends the connection."""
-    world = World()
-    transport = world.connect()
     head, body = (POST % (b"refused", 1000, b"")), b"x" * 1000
     transport.protocol.data_received(head)
     assert transport.statuses == [401]
@@ -449,16 +445,13 @@ async def test_connections_over_the_limit_are_told_so():
     assert world.shared.admitted == 2
 
 
-async def test_an_answer_that_breaks_off_ends_the_connection():
-    world = World()
-    transport = world.connect()
+async def test_an_answer_that_breaks_off_ends_the_connection(world, transport):
     transport.protocol.data_received(POST % (b"silent", 0, b""))
     await world.settle()
     assert transport.closed == "abort"
 
 
-async def test_the_end_of_the_server_is_told_to_who_waits():
-    world = World()
+async def test_the_end_of_the_server_is_told_to_who_waits(world):
     waiting, streaming, arriving, idle = (world.connect() for _ in range(4))
     waiting.protocol.data_received(POST % (b"held", 0, b""))
     streaming.protocol.data_received(POST % (b"stream", 0, b""))
@@ -476,8 +469,7 @@ async def test_the_end_of_the_server_is_told_to_who_waits():
     assert not world.shared.tasks
 
 
-async def test_a_new_connection_is_heard_before_the_server_ends():
-    world = World()
+async def test_a_new_connection_is_heard_before_the_server_ends(world):
     late, silent, half = (world.connect() for _ in range(3))
     request = POST % (b"plain", 0, b"")
     half.protocol.data_received(request[:9])

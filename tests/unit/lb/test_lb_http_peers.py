@@ -6,8 +6,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.http.answer import HttpError
-from pinyon.http.peers import PeerPlaces, TrustedProxies
-from pinyon.http.proxy_line import SIGNATURE, read_proxy_line
+from pinyon.http.peers import SIGNATURE, PeerPlaces, TrustedProxies, read_proxy_line
 
 
 def forwarded(*values: str, name: str = "x-forwarded-for") -> list[tuple[bytes, bytes]]:

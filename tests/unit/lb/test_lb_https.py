@@ -7,16 +7,13 @@ import socket
 import ssl
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
 from pinyon.core.errors import InvalidArgument
-from pinyon.frontdoor.https import Https
-from pinyon.http.budget import Budget, HttpLimits
-from pinyon.http.peers import PeerPlaces, TrustedProxies
+from pinyon.http.peers import PeerPlaces
 from pinyon.http.server import HttpServer
-from pinyon.http.state import HttpState
+from services.lb.balancer import Https
 from tests.tls_files import TestAuthority
-from tests.unit.lb.test_lb_http_connection import FakeApp
+from tests.unit.lb.test_lb_http_connection import World
 
 WAIT_S = 60.0
 PLAIN = b"GET /plain HTTP/1.1\r\nhost: lb\r\n\r\n"
@@ -28,18 +25,8 @@ class Served:
     def __init__(self, authority: TestAuthority, connections: int = 4096, per_peer: int = 64) -> None:
         folder = authority.folder("lb", "lb-0")
         self.trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        self.peers = PeerPlaces(per_peer)
-        self.app = FakeApp()
-        self.shared = HttpState(
-            self.app,
-            HttpLimits(connections=connections),
-            Budget(1 << 20),
-            Gauge("connections", "open", registry=CollectorRegistry()),
-            TrustedProxies(),
-            False,
-            self.peers,
-            PeerPlaces(8),
-        )
+        self.shared = World(connections=connections).shared
+        self.peers = self.shared.peer_connections = PeerPlaces(per_peer)
         self.https = Https(folder / "tls.crt", folder / "tls.key")
         self.server = HttpServer(self.shared, "127.0.0.1:0", lambda: self.https.context)
         self._writers: list[asyncio.StreamWriter] = []

@@ -23,21 +23,21 @@ class World:
         self.held = 0
         self.asked = asyncio.Event()
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        home: Any = SimpleNamespace(name="home", view=SimpleNamespace(doubts=lambda model: False), removed=set())
+        home: Any = SimpleNamespace(removed=set(), layers=lambda model: self)
+        home.doubts, home.keys_fit = lambda model: False, lambda *_: True
         home.conductor = SimpleNamespace(place=self._place)
         clusters: Any = SimpleNamespace(home=home, get=lambda name: home)
-        models: Any = SimpleNamespace(hold_here=self._hold)
+        models: Any = SimpleNamespace(selective=True)
         nothing: Any = None
-        self.kind = InstanceKind(clusters, nothing, models, nothing, nothing, nothing, nothing)
+        self.kind = InstanceKind(clusters, models, nothing, nothing, nothing, nothing)
         self.request: Any = SimpleNamespace(
             model="m", failed_instances=set(), tokens=[], schedule_message=lambda *_: b"", schedule_bytes=lambda _: 0
         )
 
-    def _hold(self, model: str, cluster: str) -> Any:
+    def hold(self) -> None:
         self.held += 1
-        return SimpleNamespace(release=self._release)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self.held -= 1
 
     async def _place(self, asked: object, size: int) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, InstanceView
+from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, ConductorCluster
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import Blind
@@ -32,25 +32,25 @@ def listed(**boots: str) -> conductor_pb2.InstanceList:
     )  # fmt: skip
 
 
-def empty_view(routing: str = "least_loaded") -> InstanceView:
+def empty_view(routing: str = "least_loaded") -> ConductorCluster:
     layer = Layer(Blind(), ROUTING_POLICIES.make(routing))
-    return InstanceView({MODEL: layer}.get)
+    return ConductorCluster({MODEL: layer}.get)
 
 
-def taken(view: InstanceView, exclude: set[str], now_s: float) -> str:
+def taken(view: ConductorCluster, exclude: set[str], now_s: float) -> str:
     """Chooses an instance, and records that a request went there and is over."""
     placement = view.choose(MODEL, 10, exclude, now_s, careful=bool(exclude))
     view.end(view.begin(MODEL, placement))
     return placement.decode_instance_id
 
 
-def view_of(**boots: str) -> InstanceView:
+def view_of(**boots: str) -> ConductorCluster:
     view = empty_view()
     view.update(listed(**boots), 0.0, first=True)
     return view
 
 
-def chosen(view: InstanceView, now_s: float, *exclude: str) -> str:
+def chosen(view: ConductorCluster, now_s: float, *exclude: str) -> str:
     return view.choose(MODEL, 10, exclude, now_s).decode_instance_id
 
 
@@ -133,8 +133,8 @@ def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
     assert view.unconfirmed == 1
     assert set(view.failures.avoided(101.0)) == {"a"}, "there is no news of it"
     assert view.addresses == {"a:1", "b:1"}
-    view.update(listed(a="1", b="1"), 102.0)
-    assert (view.unconfirmed, view.renewed) == (0, {"a:1"})
+    renewed, _ = view.update(listed(a="1", b="1"), 102.0)
+    assert (view.unconfirmed, renewed) == (0, {"a:1"})
     assert set(view.failures.avoided(102.0)) == set(), "it has registered"
     view.update(listed(), 200.0, first=True)
     assert chosen(view, 209.9) in "ab"
@@ -146,10 +146,8 @@ def test_instances_a_new_conductor_omits_stay_for_the_grace_time():
 
 def test_another_process_at_an_address_is_told_apart():
     view = view_of(a="1", b="1")
-    view.update(listed(a="2", b="1", c="1"), 1.0)
-    assert (view.renewed, view.restarted) == ({"a:1", "c:1"}, {"a:1"})
-    view.update(listed(a="2", b="1", c="1"), 2.0)
-    assert (view.renewed, view.restarted) == (frozenset(), frozenset())
+    assert view.update(listed(a="2", b="1", c="1"), 1.0) == ({"a:1", "c:1"}, {"a:1"})
+    assert view.update(listed(a="2", b="1", c="1"), 2.0) == (set(), set())
 
 
 def test_whose_weights_are_whose():
@@ -162,7 +160,7 @@ def test_whose_weights_are_whose():
     assert view.with_other_weights("another model", "f") == set()
     assert [view.fingerprint(MODEL, name) for name in "acx"] == ["f", "new", "f"]
     assert view.fingerprint("another model", "x") == ""
-    assert [view.keys_fit(MODEL, name) for name in "acx"] == [True, False, True]
+    assert [view.keys_fit(view, MODEL, name) for name in "acx"] == [True, False, True]
 
 
 def test_what_is_missing_is_said():

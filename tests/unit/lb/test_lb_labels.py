@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import RequestClass
-from pinyon.frontdoor.auth import PUBLIC, Client, load_api_keys
+from pinyon.frontdoor.auth import PUBLIC, Client
 from pinyon.frontdoor.head import Head, Labels, classify, read_head
 from pinyon.openai.parse import Call, parse_chat, parse_completion
 
@@ -162,58 +161,3 @@ def test_a_strangers_field_is_refused_by_name(field, value):
     with pytest.raises(InvalidArgument) as caught:
         chat("user", **{field: value})
     assert caught.value.field == field
-
-
-ENTRY = {"tenant": "anna", "type": "file", "priority": 5, "geographies": ["eu-west", "eu-north"]}
-
-
-@pytest.mark.parametrize(
-    "text", [json.dumps({"k": ENTRY}), "k anna type=file priority=5 geographies=eu-west,eu-north\n"]
-)
-def test_keys_say_what_their_requests_do_not(tmp_path, text):
-    path = tmp_path / "keys"
-    path.write_text(text)
-    assert load_api_keys(str(path)).client("Bearer k") == KEY
-
-
-@pytest.mark.parametrize(
-    ("text", "warned"), [("k anna geographies=eu\nj bert geographies=us\n", 1), ("k anna type=file\n", 0)]
-)
-def test_geographies_that_nothing_places_by_are_warned_of_once(tmp_path, caplog, text, warned):
-    path = tmp_path / "keys"
-    path.write_text(text)
-    with caplog.at_level(logging.WARNING, logger="pinyon"):
-        load_api_keys(str(path))
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
-    assert all("that have a --region" in record.getMessage() for record in caplog.records)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "k anna colour=red\n",
-        "k anna type=a type=b\n",
-        "k anna type=\n",
-        "k anna priority=high\n",
-        "k anna priority=1001\n",
-        "k anna geographies=\n",
-        "k anna geographies=eu,,us\n",
-        "k anna\nk anna priority=1\n",
-        *(
-            json.dumps({"k": {**ENTRY, **change}})
-            for change in (
-                {"tenant": ""}, {"tenant": None}, {"type": 1}, {"type": ""}, {"priority": True}, {"priority": 1.0},
-                {"geographies": "eu"}, {"geographies": [1]}, {"geographies": {"eu": 1}}, {"colour": "red"},
-            )
-        ),
-        json.dumps({"k": {"type": "file"}}),
-        '{"k": {"tenant": "a", "tenant": "b"}}',
-    ],
-)  # fmt: skip
-def test_wrong_entries_are_refused_without_telling_a_key(tmp_path, text):
-    path = tmp_path / "keys"
-    path.write_text(text)
-    with pytest.raises(InvalidArgument) as caught:
-        load_api_keys(str(path))
-    assert caught.value.field == "api_keys_file"
-    assert "red" not in caught.value.message

@@ -1,4 +1,4 @@
-"""The queue: order, bound, and nothing left behind by requests that leave."""
+"""The queue: order, bound, room, tokens per minute, and nothing left behind by requests that leave."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import asyncio
 from collections import Counter
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.frontdoor.line import GRANTS_MAX, Line, Place
+from pinyon.frontdoor.admission import RateLimited, TenantAdmission
+from pinyon.frontdoor.auth import Client
+from pinyon.frontdoor.line import GRANTS_MAX, LOOK_PAUSE_MAX_S, LOOK_S, LOOK_SHARE_MAX, Line, Place
+from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.routing.queue import RequestQueue
+from pinyon.routing.rates import Rates, TenantRates
 
 
 async def settle() -> None:
@@ -282,3 +287,80 @@ async def test_the_urgent_go_first():
     rooms.line.availability_changed()
     await asyncio.wait({task for _, task in sent})
     assert rooms.order == ["d", "b", "a", "c"]
+
+
+# -- looks that many reports of room ask for
+
+
+class SlowLoop:
+    """A clock with timers that fire in the next turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.real = asyncio.get_running_loop()
+        self.now_s = 0.0
+        self.after: list[float] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, after_s: float, function) -> asyncio.Handle:
+        self.after.append(after_s)
+        return self.real.call_soon(function)
+
+
+async def test_what_takes_long_is_called_less_often(monkeypatch):
+    takes_s, line = [0.0, 0.01, 5.0, 0.0, 0.0], Line(RequestQueue(1, 10))
+    waiting = asyncio.ensure_future(slot_of(Place(line, "t"), 1))
+    line.is_open = lambda _: False
+    await settle()
+    assert line.queued
+    loop = SlowLoop()
+
+    def is_open(_: int) -> bool:
+        loop.now_s += takes_s.pop(0)
+        return False
+
+    line.is_open = is_open
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    for _ in range(5):
+        for _ in range(3):  # three calls are answered by one look
+            line.look()
+        await settle()
+    assert loop.after == [LOOK_S, LOOK_S, 0.01 / LOOK_SHARE_MAX, LOOK_PAUSE_MAX_S, LOOK_S]
+    monkeypatch.undo()
+    waiting.cancel()
+
+
+async def test_a_look_that_nobody_waited_for_is_made_up_for():
+    """A request that was refused elsewhere returns to the queue in the turn of the loop that reports room."""
+    rooms = Rooms(d1=1)
+    place, first = rooms.send("a", 1)
+    await first
+    rooms.left[1] += 1
+    rooms.line.look()
+    assert rooms.line._timer is None, "nobody waits"
+    async with asyncio.timeout(60):
+        await place.again(1)
+    rooms.line.look()
+    assert rooms.line._timer is None
+    place.leave()
+
+
+# -- tokens per minute
+
+
+async def test_who_is_refused_gives_no_tokens_back():
+    line = Line(RequestQueue(10, 10))
+    metrics = DoorMetrics(CollectorRegistry(), line)
+    admission = TenantAdmission(line, TenantRates(), Rates(0, 100), metrics, lambda: 0.0)
+    client = Client("t")
+    with admission.admit(client) as first:
+        assert first.enter(100)
+        for _ in range(3):
+            with admission.admit(client) as second, pytest.raises(RateLimited):
+                second.enter(50)
+        first.leave(used_tokens=70)
+    with admission.admit(client) as third:
+        assert third.enter(30)
+        with admission.admit(client) as fourth, pytest.raises(RateLimited):
+            fourth.enter(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.prompts import INLINE_CHARS, NEW_CHARS, THREAD_CHARS, KeyChains, Prompts
 from pinyon.model.card import load_card
 from pinyon.model.chat_template import JinjaChatTemplate
@@ -35,7 +35,7 @@ async def test_text_a_template_adds_counts_in_the_size_of_messages(chars: int, e
         return work(*args)
 
     off_loop: Any = SimpleNamespace(run=run)
-    prompts = Prompts(card, InstanceView(lambda _: None), off_loop, KeyChains(), 16, 16)
+    prompts = Prompts(card, ConductorCluster(lambda _: None), off_loop, KeyChains(), 16, 16)
     messages = [{"role": "user", "content": "hi"}]
     rendering = PLAIN._replace(variables={"names": {"one": [text]}})
     tokens = await prompts.tokenize(messages, "messages", rendering, "a")

@@ -43,7 +43,7 @@ async def test_who_is_of_another_region_is_not_spoken_with(tmp_path: Path, regio
     authority, door = TestAuthority(tmp_path), Door()
     server = GrpcServer("127.0.0.1:0", authority.tls("lb", "other", region=region), sessions=True)
     service = peer_pb2.DESCRIPTOR.services_by_name["PeerService"]
-    server.add(peer_pb2_grpc.add_PeerServiceServicer_to_server, door, service, PEER_CALLERS)
+    server.add(door, service, PEER_CALLERS)
     address = await server.start()
     own = PeerBalancer("us-0", "us", "")
     channels = Channels(authority.tls("lb", "us-0", region="us"))

@@ -1,20 +1,27 @@
-"""The demand that a request waits with, and the demands that have room."""
+"""The ways of requests: the demands that they wait with, those that have room, and regions that refuse or are away."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from pinyon.core.errors import ResourceExhausted
+from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
-from pinyon.frontdoor.instances.dispatcher import routed
+from pinyon.frontdoor.instances.kind import routed
 from pinyon.frontdoor.instances.request import Request, Terms
+from pinyon.frontdoor.line import Line
+from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.request_loop import SHARE, LoopLimits, RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.geography import Geography
-from pinyon.routing.target import Report
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.queue import RequestQueue
+from pinyon.routing.target import Report, Routed
+from pinyon.routing.two_layers import RoutingChoice
+from pinyon.runtime.telemetry import Telemetry
 
 
 def request(*geographies: str, tenant: str = "t", sender: str = "") -> Request:
@@ -69,7 +76,8 @@ class Waiting:
         assert layer is not None
         if layer.get("i") is None:
             layer.join("i", 8)
-        self.ways.load("", "m", "i", Report(0 if room else 1, 0, room=room))
+        layer.set_live("i", True)
+        layer.report("i", Report(0 if room else 1, 0, room=room), self.now_s)
 
 
 def test_who_may_go_to_the_same_waits_for_the_same():
@@ -169,3 +177,73 @@ def test_credits_of_one_model_are_not_used_up_by_another() -> None:
     assert ways.elsewhere(other) == "", "one was under way when it told, and there is one more"
     hear(4)
     assert ways.elsewhere(other) == "lb-eu"
+
+
+def test_a_region_that_keeps_refusing_is_asked_less_and_less():
+    ways = (world := Waiting()).ways
+
+    def available(reports: bool = True) -> bool:
+        """Returns whether the other region is available, after it has just reported room."""
+        if reports:
+            ways.heard("lb-eu", "eu", {"m": Report(pending=0, room=4, available=2)}, 0.05, draining=False)
+        (_, other) = ways.dry_run(ways.of("m"), (), "")
+        return other.available
+
+    asked = 0
+    for tick in range(600):
+        world.now_s = tick / 10
+        if available():
+            asked += 1
+            ways.refused("m", "lb-eu")
+            assert not available(reports=False)
+    assert asked < 30
+    world.now_s += 4.0
+    assert available()
+    ways.refused("m", "lb-eu")
+    assert not available()
+    ways.accepted("lb-eu", world.now_s + 0.01)
+    assert available(), "a request that it serves ends the pause"
+    ways.refused("m", "lb-eu")
+    ways.gone("lb-eu")
+    assert available(), "it may be another one"
+
+
+class Away:
+    """The kind of targets of which none comes."""
+
+    def queues(self, flight: Request) -> bool:
+        return False
+
+    def gives_up(self, flight: Request) -> bool:
+        return False
+
+    async def place(self, flight: Request, choice: RoutingChoice) -> PinyonError:
+        return Unavailable("away")
+
+    async def wait_change(self, flight: Request, timeout_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_those_who_chose_regions_hold_a_share_of_the_slots() -> None:
+    models = ServedModels("us", lambda: 0.0, own=["m"])
+    metrics, limits = DoorMetrics(CollectorRegistry(), Line(RequestQueue(1, 1))), LoopLimits(slots=3 * SHARE)
+    loop = RequestLoop(models, Away(), metrics, Telemetry("lb", "lb"), limits, lambda: 0.0)
+
+    async def seek(*geographies: str) -> asyncio.Task[None]:
+        depart(seeking := request(*geographies), models)
+        task = asyncio.ensure_future(loop._place(seeking, None))
+        await asyncio.wait({task}, timeout=0)
+        return task
+
+    everyone = [await seek() for _ in range(20)]
+    chosen = [await seek("us") for _ in range(3)]
+    for _ in range(10):
+        with pytest.raises(Unavailable, match="many wait"):
+            await (await seek("us"))
+        everyone.append(await seek())
+        chosen[0].cancel()
+        await asyncio.wait({chosen.pop(0)})
+        chosen.append(await seek("us"))
+    assert not any(each.done() for each in (*everyone, *chosen))
+    for each in (*everyone, *chosen):
+        each.cancel()

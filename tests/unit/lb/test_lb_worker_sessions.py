@@ -1,24 +1,24 @@
-"""Tests of when an instance is dialed, and how large messages to it get."""
+"""Tests of when an instance is dialed, and which of its reports are handed on."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 
-from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
-from pinyon.core.request import RequestClass, SamplingParams
 from pinyon.frontdoor.instances import worker_sessions
-from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.runtime.outgoing import MESSAGE_BYTES
 
 
 class Stream:
-    """A dialed stream that ends, and lets go of its session, when the test says so."""
+    """A dialed stream on which the test plays the instance. It ends, and lets go of its session, when the test says
+    so."""
 
     dialed: ClassVar[list[Stream]] = []
 
@@ -26,10 +26,11 @@ class Stream:
         self.ended, self.let_go = asyncio.Event(), asyncio.Event()
         self.let_go.set()
         self.spoke = self.ending = self.connected = self.has_room = False
+        self.take: Callable[[worker_pb2.SessionResponse], None] | None = None
         Stream.dialed.append(self)
 
     async def run(self, take: Any, messages: Any) -> None:
-        self.messages = messages
+        self.take, self.messages = take, messages
         await self.ended.wait()
         await self.let_go.wait()
         raise Unavailable("gone")
@@ -38,76 +39,99 @@ class Stream:
         self.ending = True
         self.ended.set()
 
+    async def says(self, **load: Any) -> None:
+        await until(lambda: self.take is not None)
+        self.spoke = True
+        self.take(worker_pb2.SessionResponse(load=worker_pb2.Load(**load)))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Balancer:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.heard: list[tuple[str, int, int]] = []
+        self.lost: list[str] = []
+        self.sessions = WorkerSessions(100, self._on_load, self.lost.append, lambda: self.now)
+
+    def _on_load(self, address: str, load: worker_pb2.Load, unseen: int) -> None:
+        self.heard.append((address, load.pending, unseen))
+
+    async def open(self, address: str, size_bytes: int = 10, instance_id: str = "a") -> WorkerStream:
+        return (await self.sessions.open(address, instance_id, size_bytes, 0.0))[0]
+
+    async def dialed(self, count: int) -> Stream:
+        await until(lambda: len(Stream.dialed) >= count)
+        assert len(Stream.dialed) == count
+        return Stream.dialed[-1]
+
+    async def gone(self) -> None:
+        """Ends the session that was opened last."""
+        before = len(self.sessions)
+        Stream.dialed[-1].end()
+        await until(lambda: len(self.sessions) == before - 1)
+
 
 @pytest.fixture
-def now() -> list[float]:
-    return [0.0]
-
-
-@pytest.fixture
-async def sessions(now: list[float], monkeypatch: pytest.MonkeyPatch):
+async def lb(monkeypatch: pytest.MonkeyPatch):
     Stream.dialed = []
     monkeypatch.setattr(worker_sessions, "Dialed", Stream)
-    sessions = WorkerSessions(100, lambda: now[0])
-    yield sessions
+    lb = Balancer()
+    yield lb
     for stream in Stream.dialed:
         stream.let_go.set()
-    await sessions.close()
+    await lb.sessions.close()
 
 
-async def gone(sessions: WorkerSessions) -> None:
-    task = next(iter(sessions._sessions.values()))._task
-    Stream.dialed[-1].end()
-    await asyncio.wait({task})
-
-
-async def test_a_dead_address_is_dialed_once_in_its_pause(sessions: WorkerSessions, now: list[float]) -> None:
+async def test_a_dead_address_is_dialed_once_in_its_pause(lb: Balancer) -> None:
     for pause in (0.05, 0.1, 0.2):
-        await sessions.open("d:1", 10, 0.0)
-        await gone(sessions)
-        now[0] += pause * 0.9
+        await lb.open("d:1")
+        await lb.gone()
+        lb.now += pause * 0.9
         for _ in range(3):
             with pytest.raises(Unavailable):
-                await sessions.open("d:1", 10, 0.0)
-        await sessions.open("d:2", 10, 0.0)  # another session
-        await gone(sessions)
-        now[0] += 1.0
-        sessions.keep_only(frozenset(("d:1", "d:2")), renewed=("d:2",))
+                await lb.open("d:1")
+        await lb.open("d:2")  # another session
+        await lb.gone()
+        lb.now += 1.0
+        lb.sessions.keep({"d:1": "a", "d:2": "a"}, watch=False, renewed=("d:2",))
     assert len(Stream.dialed) == 6
 
 
-async def test_one_that_has_spoken_or_is_new_again_is_dialed_at_once(sessions: WorkerSessions) -> None:
-    await sessions.open("d:1", 10, 0.0)
+async def test_one_that_has_spoken_or_is_new_again_is_dialed_at_once(lb: Balancer) -> None:
+    await lb.open("d:1")
     Stream.dialed[-1].spoke = True
-    await gone(sessions)
-    await sessions.open("d:1", 10, 0.0)
-    await gone(sessions)
-    sessions.keep_only(frozenset(("d:1",)), renewed=("d:1",))
-    await sessions.open("d:1", 10, 0.0)
+    await lb.gone()
+    await lb.open("d:1")
+    await lb.gone()
+    lb.sessions.keep({"d:1": "a"}, watch=False, renewed=("d:1",))
+    await lb.open("d:1")
     assert len(Stream.dialed) == 3
 
 
-async def test_a_session_that_is_ending_is_replaced(sessions: WorkerSessions) -> None:
-    await sessions.open("d:1", 10, 0.0)
+async def test_a_session_that_is_ending_is_replaced(lb: Balancer) -> None:
+    await lb.open("d:1")
     await asyncio.sleep(0)
     Stream.dialed[0].spoke = True
     Stream.dialed[0].let_go.clear()
     Stream.dialed[0].end()
-    stream, _ = await sessions.open("d:1", 10, 0.0)
-    assert len(Stream.dialed) == 2
+    stream = await lb.open("d:1")
+    assert len(Stream.dialed) == len(lb.sessions) == 2
     Stream.dialed[0].let_go.set()
-    await asyncio.wait(set(sessions._closing))
+    await until(lambda: len(lb.sessions) == 1)
     assert not stream.ended
-    assert sessions.streams == 1
+    assert lb.sessions.streams == 1
 
 
-async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSessions) -> None:
+async def test_a_burst_waits_for_the_instance_to_take_it(lb: Balancer) -> None:
     """Prompts that fill more messages than may wait are no failure of the instance."""
     async with asyncio.timeout(60):
-        opened = [
-            asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
-            for _ in range(3 * worker_sessions.MESSAGES_MAX)
-        ]
+        count = 3 * worker_sessions.MESSAGES_MAX
+        opened = [asyncio.ensure_future(lb.open("d:1", MESSAGE_BYTES)) for _ in range(count)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waiting = [each for each in opened if not each.done()]
@@ -119,66 +143,104 @@ async def test_a_burst_waits_for_the_instance_to_take_it(sessions: WorkerSession
             taken += len(message.submissions)
             await asyncio.sleep(0)
         assert sum(not each.cancelled() for each in opened) == len(opened) - 1
-        assert sessions.streams == len(opened) - 1
+        assert lb.sessions.streams == len(opened) - 1
 
 
-async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(sessions: WorkerSessions) -> None:
+async def test_those_who_wait_for_room_learn_that_the_instance_is_gone(lb: Balancer) -> None:
     async with asyncio.timeout(60):
-        opened = [
-            asyncio.ensure_future(sessions.open("d:1", MESSAGE_BYTES, 0.0))
-            for _ in range(2 * worker_sessions.MESSAGES_MAX)
-        ]
+        count = 2 * worker_sessions.MESSAGES_MAX
+        opened = [asyncio.ensure_future(lb.open("d:1", MESSAGE_BYTES)) for _ in range(count)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waiting = [each for each in opened if not each.done()]
         assert waiting
-        await gone(sessions)
+        await lb.gone()
         for each in waiting:
             with pytest.raises(Unavailable):
                 await each
 
 
-def test_block_keys_do_not_outgrow_a_message() -> None:
-    """The prompt has one key per token: the conductor gets the first keys, the instance computes them all."""
-    sampling, terms = SamplingParams(1000), Terms(0.0, 1e6)
-    request = Request("r", "m", RequestClass(), bytes(4 * 700_000), bytes(16 * 700_000), sampling, terms)
-    schedule = request.schedule_message()
-    assert schedule.ByteSize() < MESSAGE_BYTES
-    assert 0 < len(schedule.block_keys) < len(request.block_keys)
-    submission = worker_pb2.Submission()
-    request.placement = common_pb2.Placement()
-    request.begin_attempt(0.0)
-    request.fill(submission, "r", True, "f", 0.0)
-    assert not submission.block_keys
-    assert submission.ByteSize() < 4 << 20
+async def test_the_first_message_asks_and_what_is_said_is_handed_on(lb: Balancer) -> None:
+    lb.sessions.keep({"d:1": "a"}, watch=True)
+    stream = await lb.dialed(1)
+    await until(lambda: stream.take)
+    first = await anext(stream.messages)
+    assert (first.load_interval_ms, len(first.submissions)) == (100, 0)
+    await stream.says(pending=2)
+    await lb.open("d:1")
+    await lb.open("d:1")
+    await stream.says(received=1)
+    assert lb.heard == [("d:1", 2, 0), ("d:1", 0, 1)]
+    assert len(Stream.dialed) == 1, "one session for both"
 
 
-def test_a_submission_is_no_larger_than_was_said() -> None:
-    wide = "\N{GRINNING FACE}"
-    kind = RequestClass("k" * 32, 1 << 20, wide * 256, wide * 256, -1000, 1e9, wide * 128, ("g" * 64,) * 16)
-    sampling = SamplingParams(
-        *(1000, 1.5, 1 << 30, 0.9, 2**64 - 1, (wide * 64,) * 16),
-        ignore_eos=True,
-        min_p=0.5,
-        min_tokens=1000,
-        stop_token_ids=(2**32 - 1,) * 64,
-        repetition_penalty=2.0,
-        frequency_penalty=2.0,
-        presence_penalty=2.0,
-        logit_bias=tuple((2**32 - 1 - token, 1.0) for token in reversed(range(1024))),
-        logprobs=20,
-        prompt_logprobs=True,
-    )
-    terms = Terms(0.0, 1e6, traceparent="t" * 55)
-    request = Request("r" * 128, "m" * 128, kind, bytes(4096), b"k" * 512, sampling, terms)
-    placement = common_pb2.Placement(prefill_instance_id="p" * 128, decode_instance_id="d" * 128)
-    for number in range(256):
-        placement.fetches.add(source_id=str(number) * 40, source_address="a" * 250, first_block=number)
-    for _ in range(3):
-        submission = worker_pb2.Submission(stream_id=2**63)
-        attempt_id = request.attempt_id
-        request.placement = placement
-        request.begin_attempt(0.0)
-        request.fill(submission, attempt_id, True, wide * 128, 0.0)
-        assert submission.ByteSize() <= request.size_bytes + placement.ByteSize()
-        request.tokens += [128000] * 300
+async def test_a_session_that_ends_is_lost_once_and_redialed_later(lb: Balancer) -> None:
+    lb.sessions.keep({"d:1": "a"}, watch=True)
+    await (await lb.dialed(1)).says()
+    Stream.dialed[0].end()
+    await until(lambda: lb.lost)
+    lb.now += 0.051
+    second = await lb.dialed(2)
+    second.end()  # the stream ended without a report
+    await until(lambda: len(lb.sessions) == 0)
+    lb.now += 0.051
+    third = await lb.dialed(3)
+    third.end()
+    await until(lambda: len(lb.sessions) == 0)
+    lb.now += 0.051  # the pause has doubled
+    lb.sessions._dial()
+    await lb.dialed(3)
+    lb.now += 0.051
+    await (await lb.dialed(4)).says(pending=5)
+    assert (lb.lost, lb.heard[-1]) == (["d:1"], ("d:1", 5, 0))
+
+
+async def test_who_is_let_go_is_lost_and_not_dialed_again(lb: Balancer) -> None:
+    lb.sessions.keep({"d:1": "a", "d:2": "b"}, watch=True)
+    for stream in (await lb.dialed(2), Stream.dialed[0]):
+        await stream.says()
+    lb.sessions.keep({"d:2": "b"}, watch=True)
+    assert lb.lost == ["d:1"]
+    await until(lambda: len(lb.sessions) == 1)
+    await Stream.dialed[0].says()  # the report was on its way
+    lb.now += 10
+    lb.sessions._dial()
+    assert len(Stream.dialed) == 2
+    assert len(lb.heard) == 2
+    lb.sessions.keep({}, watch=True)
+    assert lb.lost == ["d:1", "d:2"]
+    await until(lambda: len(lb.sessions) == 0)
+
+
+async def test_a_restart_is_dialed_at_once_and_old_news_are_dropped(lb: Balancer) -> None:
+    lb.sessions.keep({"d:1": "a"}, watch=True)
+    await (await lb.dialed(1)).says()
+    stream = await lb.open("d:1")
+    lb.sessions.keep({"d:1": "a"}, watch=True, renewed=("d:1",), restarted=("d:1",))
+    assert lb.lost == ["d:1"]
+    second = await lb.dialed(2)
+    await Stream.dialed[0].says(pending=7)
+    await second.says(pending=1)
+    assert lb.heard[1:] == [("d:1", 1, 0)]
+    Stream.dialed[0].end()
+    await stream.take()
+    assert stream.lost is False  # it was never connected
+    assert lb.lost == ["d:1"]
+
+
+async def test_another_instance_at_the_address_gets_its_own_session(lb: Balancer) -> None:
+    lb.sessions.keep({"d:1": "a"}, watch=True)
+    await (await lb.dialed(1)).says()
+    lb.sessions.keep({"d:1": "b"}, watch=True)
+    assert lb.lost == ["d:1"]
+    lb.now += 0.051
+    await (await lb.dialed(2)).says()
+    assert len(lb.heard) == 2
+
+
+async def test_they_are_bounded(lb: Balancer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_sessions, "SESSIONS_MAX", 40)
+    lb.sessions.keep({f"d:{number}": f"i{number}" for number in range(100)}, watch=True)
+    await lb.dialed(40)
+    with pytest.raises(Unavailable):
+        await lb.open("e:1")

@@ -7,6 +7,7 @@ from pinyon.eviction.fit import PRIOR
 from pinyon.paging import BlockPool, LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
+from tests.worker_integrity import check_pool
 
 CHAT, FILE = Traits("chat/1"), Traits("file/1")
 KEYS = [number.to_bytes(16, "big") for number in range(100)]
@@ -27,7 +28,7 @@ def test_a_pool_learns_whose_blocks_come_again() -> None:
     assert pool.allocate(1, now_s=31.0) is not None
     share, mean_s = policy.fits["chat/1"]  # type: ignore[attr-defined]
     assert (round(share, 3), mean_s) == (round(50 / 150, 3), 20.0)
-    pool.check_integrity()
+    check_pool(pool)
 
 
 def test_a_node_learns_from_its_leases() -> None:

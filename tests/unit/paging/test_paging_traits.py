@@ -9,6 +9,7 @@ from pinyon.eviction import EVICTION_POLICIES, NO_TRAITS, Lru, Traits, Use
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 from pinyon_lab.policies.eviction import Lfu
 from tests.unit.eviction.told import Told
+from tests.worker_integrity import check_pool
 
 KEYS = [bytes([number]) * 16 for number in range(4)]
 CHAT = Traits.of(RequestClass(kind="chat", turn=2, tenant="anna"))
@@ -55,7 +56,7 @@ def test_the_events_of_a_prompt() -> None:
     assert policy.take() == [("dropped", KEYS[1:2]), ("dropped", KEYS[2:3])]
     reservations.release([block for _, block in blocks], 5.0)
     assert policy.take() == []
-    pool.check_integrity()
+    check_pool(pool)
 
 
 def test_what_comes_before_is_told() -> None:
@@ -91,7 +92,7 @@ def test_what_comes_before_is_told() -> None:
             ("stored", more[:1], NO_TRAITS, [4], KEYS[3]),
         ]
     )
-    pool.check_integrity()
+    check_pool(pool)
 
 
 def test_both_tiers_are_told_what_comes_before() -> None:
@@ -163,17 +164,17 @@ def test_another_policy_takes_over() -> None:
     reservations.release(reservations.reserve(KEYS[:1], 1, 2.0).table, 2.0)  # type: ignore[union-attr]
     policy = Told()
     pool.switch(policy, 3.0)
-    pool.check_integrity()
+    check_pool(pool)
     expected = [("stored", KEYS[:3], CHAT, [0, 1, 2], None), ("stored", KEYS[3:], CHAT, [3], None)]
     assert policy.take() == [*expected, ("pinned", KEYS[3:])]
     assert set(pool.keys()) == set(KEYS)
     reservations.release(room.table[3:], 4.0)
     assert pool.allocate(2) is not None
     assert set(pool.keys()) == {KEYS[0], KEYS[3]}
-    pool.check_integrity()
+    check_pool(pool)
     with pytest.raises(ValueError, match="another pool"):
         pool.switch(policy, 5.0)
     pool.switch(Lfu(), 5.0)
-    pool.check_integrity()
+    check_pool(pool)
     assert pool.allocate(2) is not None
     assert pool.keys() == []

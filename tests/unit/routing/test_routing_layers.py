@@ -15,8 +15,7 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.routing_keys import KEYS_MAX, byte_keys, keys_of_blocks, routing_root, token_keys
-from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Report, Routed, Target
 from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, TwoLayers, Where
 
 ASK = Routed(byte_keys(b"root", b"abcdefgh", 1), "user")

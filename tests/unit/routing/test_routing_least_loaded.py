@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from pinyon.core.request import Role
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import Pair, PairCandidate, serving_groups
 from pinyon.routing.pair import choose_pair as choose
 from pinyon.routing.plain import LeastLoadedTarget
 from pinyon.routing.pushing import Blind
-from pinyon.routing.target_policy import Routed
-from tests.long import usually
+from pinyon.routing.target import Routed
 
 
 def choose_pair(fleet, in_flight, total_tokens, exclude=(), avoided=()) -> Pair | None:
@@ -72,33 +68,3 @@ def test_excluded_and_too_small_ones_are_left_out():
     assert pair is not None
     assert pair.decode.instance_id == "c"
     assert choose_pair(fleet, {}, 50, {"a", "c"}) is None
-
-
-@settings(max_examples=usually(80, long=200), deadline=None)
-@given(
-    st.lists(
-        st.builds(
-            PairCandidate,
-            st.sampled_from("abcdef"),
-            st.just("x:1"),
-            st.sampled_from(list(Role)),
-            st.sampled_from(["g", "h"]),
-            max_batch=st.integers(0, 3),
-            max_context=st.sampled_from([0, 10, 100]),
-        ),
-        max_size=8,
-        unique_by=lambda candidate: candidate.instance_id,
-    ),
-    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 5)),
-    st.sets(st.sampled_from("abcdef"), max_size=3),
-)
-def test_a_pair_is_always_allowed_and_the_order_does_not_matter(fleet, in_flight, exclude):
-    pair = choose_pair(fleet, in_flight, 50, exclude)
-    assert pair == choose_pair(fleet[::-1], in_flight, 50, exclude)
-    if pair is not None:
-        assert pair.prefill.role.prefills
-        assert pair.decode.role.decodes
-        assert pair.prefill.group == pair.decode.group
-        for member in (pair.prefill, pair.decode):
-            assert member.instance_id not in exclude
-            assert not 0 < member.max_context < 50

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.routing.breaker import Breaker, BreakerSettings
-from pinyon.routing.learned_capacity import CAPACITY_MAX, LearnedCapacity
+from pinyon.routing.breaker import FAILURES, Breaker
 from pinyon.routing.prompt_text import TEXT_MAX, prompt_text
-from pinyon.routing.server_load import SERVER_KINDS, kind_of_page, read_load
+from pinyon.routing.server_load import CAPACITY_MAX, SERVER_KINDS, LearnedCapacity, kind_of_page, read_load
 from pinyon.routing.target import Report
 
 # ---------------------------------------------------------------- texts
@@ -124,6 +123,22 @@ def test_every_kind_is_known_by_its_own_gauges(kind) -> None:
     assert read_load(kind, page) == Report(pending=2, running=7)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told", "capacity"),
+    [
+        ("sglang", {"internal_states": [{"effective_max_running_requests_per_dp": 7}], "max_running_requests": 9}, 7),
+        ("sglang", {"internal_states": [], "max_running_requests": 9}, 9),
+        ("sglang", {"internal_states": "x", "max_running_requests": 0}, 0),
+        ("tgi", {"max_batch_size": 5}, 5),
+        ("tgi", {"max_batch_size": True}, 0),
+        ("llamacpp", {"total_slots": 1 << 21}, 0),
+        ("vllm", {"max_batch_size": 5}, 0),
+    ],
+)
+def test_a_kind_knows_where_a_server_says_its_capacity(kind: str, told: dict, capacity: int) -> None:
+    assert next(each for each in SERVER_KINDS if each.name == kind).capacity(told) == capacity
+
+
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-1", b"x", b"", b"1" * 40, b"1e400"])
 def test_what_is_no_number_of_requests_says_nothing(value: bytes) -> None:
     kind = SERVER_KINDS[0]
@@ -141,9 +156,15 @@ def test_any_page_can_be_read(noise: bytes) -> None:
 # ---------------------------------------------------------------- breaker
 
 
-def test_an_absent_server_is_left_out_at_once_until_found() -> None:
+def breaker_of(names: str) -> Breaker:
     breaker = Breaker()
-    breaker.add("a", 0.0)
+    for name in names:
+        breaker.add(name, 0.0)
+    return breaker
+
+
+def test_an_absent_server_is_left_out_at_once_until_found() -> None:
+    breaker = breaker_of("a")
     breaker.failed("a", 0.0, absent=True)
     assert not breaker.allows("a", 0.1)
     breaker.found("a")
@@ -152,44 +173,39 @@ def test_an_absent_server_is_left_out_at_once_until_found() -> None:
 
 
 def test_failures_open_it_when_they_are_many_and_half_of_all() -> None:
-    breaker = Breaker(BreakerSettings(failures=3, ratio=0.5, first_s=1.0, max_s=4.0))
-    for name in "abc":
-        breaker.add(name, 0.0)
+    breaker = breaker_of("abc")
     for _ in range(10):
         breaker.succeeded("a", 0.0, 0.0)
     for _ in range(9):
         breaker.failed("a", 0.0)
         assert breaker.allows("a", 0.0)
     breaker.failed("a", 0.0)
-    assert not breaker.allows("a", 0.5)
+    assert not breaker.allows("a", 0.4)
     breaker.found("a")  # a peer that answers is no news
-    assert not breaker.allows("a", 0.5)
+    assert not breaker.allows("a", 0.4)
     # The pause is over: one request tries the server.
-    assert breaker.allows("a", 1.1)
-    breaker.tried("a", 1.1)
-    assert not breaker.allows("a", 1.1)
-    breaker.failed("a", 1.2)
-    assert not breaker.allows("a", 3.1)
-    assert breaker.allows("a", 3.3)
-    breaker.tried("a", 3.3)
-    breaker.succeeded("a", 3.3, 3.4)
-    assert breaker.allows("a", 3.4)
+    assert breaker.allows("a", 0.6)
+    breaker.tried("a", 0.6)
+    assert not breaker.allows("a", 0.6)
+    breaker.failed("a", 0.7)
+    assert not breaker.allows("a", 1.6)
+    assert breaker.allows("a", 1.8)
+    breaker.tried("a", 1.8)
+    breaker.succeeded("a", 1.8, 1.9)
+    assert breaker.allows("a", 1.9)
     assert not breaker.is_open("a")
 
 
 def test_what_began_before_a_failure_says_nothing_of_it() -> None:
-    breaker = Breaker(BreakerSettings(failures=1))
-    for name in "ab":
-        breaker.add(name, 0.0)
-    breaker.failed("a", 5.0)
+    breaker = breaker_of("ab")
+    for _ in range(FAILURES):
+        breaker.failed("a", 5.0)
     breaker.succeeded("a", 4.0, 6.0)
     assert breaker.is_open("a")
 
 
 def test_never_more_than_half_are_left_out_for_failing() -> None:
-    breaker = Breaker(BreakerSettings(failures=1))
-    for name in "abc":
-        breaker.add(name, 0.0)
+    breaker = breaker_of("abc")
     for name in "abc":
         for _ in range(20):
             breaker.failed(name, 0.0)
@@ -199,12 +215,10 @@ def test_never_more_than_half_are_left_out_for_failing() -> None:
 
 
 def test_old_failures_count_for_nothing() -> None:
-    breaker = Breaker(BreakerSettings(failures=3, window_s=1.0))
-    for name in "ab":
-        breaker.add(name, 0.0)
-    for second in range(100):
-        breaker.failed("a", 10.0 * second)
-        assert breaker.allows("a", 10.0 * second)
+    breaker = breaker_of("ab")
+    for window in range(100):
+        breaker.failed("a", 10.0 * window)
+        assert breaker.allows("a", 10.0 * window)
 
 
 @given(
@@ -214,11 +228,11 @@ def test_old_failures_count_for_nothing() -> None:
             st.sampled_from(["failed", "absent", "succeeded", "found", "tried", "remove", "add"]),
             st.floats(0, 5),
         ),
-        max_size=60,
+        max_size=100,
     )
 )
 def test_a_breaker_keeps_its_promises(steps: list) -> None:
-    breaker, now_s, absent, there = Breaker(BreakerSettings(failures=2, window_s=2.0)), 0.0, set(), set()
+    breaker, now_s, absent, there = Breaker(), 0.0, set(), set()
     for name, what, wait_s in steps:
         now_s += wait_s
         if what == "add":
@@ -246,12 +260,6 @@ def test_a_breaker_keeps_its_promises(steps: list) -> None:
             assert each in there or not breaker.is_open(each)
 
 
-def test_settings_are_checked() -> None:
-    for wrong in ({"failures": 0}, {"ratio": 0.0}, {"ratio": 1.1}, {"window_s": 0.0}, {"first_s": 40.0}):
-        with pytest.raises(ValueError, match="must be"):
-            BreakerSettings(**wrong)
-
-
 # ---------------------------------------------------------------- capacity
 
 
@@ -260,11 +268,9 @@ def test_a_capacity_is_learned_from_refusals_and_grows_slowly() -> None:
     assert not learned.served(7)  # whether more would have been too many is unknown
     assert [learned.served(8) for _ in range(8)] == [False] * 7 + [True]
     assert learned.value == 9
-    assert learned.refused(5)
-    assert learned.value == 3
-    assert learned.refused(1)
-    assert learned.value == 1
-    assert not learned.refused(1)
+    for outstanding, value in ((5, 3), (1, 1), (1, 1)):
+        learned.refused(outstanding)
+        assert learned.value == value
     for _ in range(CAPACITY_MAX * CAPACITY_MAX):
         learned.served(CAPACITY_MAX)
     assert learned.value == CAPACITY_MAX

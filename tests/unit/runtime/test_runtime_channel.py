@@ -26,7 +26,7 @@ class Waiting(kvstore_pb2_grpc.KvStoreServiceServicer):
 async def main():
     server = GrpcServer("127.0.0.1:0")
     service = kvstore_pb2.DESCRIPTOR.services_by_name["KvStoreService"]
-    server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, Waiting(), service)
+    server.add(Waiting(), service)
     print(await server.start(), flush=True)
     await asyncio.Event().wait()
 

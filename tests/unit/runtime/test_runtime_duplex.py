@@ -70,11 +70,7 @@ class Server:
     def __init__(self, handler: Handler, write_s: float = WAIT_S, listen: str = "127.0.0.1:0") -> None:
         self._servicer = Servicer(handler, write_s)
         self._server = GrpcServer(listen, sessions=Accepting.within_the_loop)
-        self._server.add(
-            worker_pb2_grpc.add_WorkerServiceServicer_to_server,
-            self._servicer,
-            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
-        )
+        self._server.add(self._servicer, worker_pb2.DESCRIPTOR.services_by_name["WorkerService"])
         self.address = ""
 
     async def begun(self) -> None:
@@ -531,7 +527,7 @@ class Naps:
 
 
 def redialer(address: str, naps: Naps, converse: Callable[[Dialed[Ask, Answer]], Awaitable[None]]) -> Redialer:
-    return Redialer("peer", address, METHOD, converse, write_s=WAIT_S, sleep=naps.sleep)
+    return Redialer("peer", address, METHOD, converse, sleep=naps.sleep)
 
 
 async def test_the_pause_doubles_until_the_peer_speaks() -> None:

@@ -56,7 +56,7 @@ def test_a_clock_knows_the_hour(file: Path) -> None:
         (b"{", "no JSON"),
         (b"\xff", "codec can't decode"),
         (b"[]", "no JSON object with hours"),
-        (b" " * (FILE_BYTES_MAX + 1), f"more than {FILE_BYTES_MAX} bytes"),
+        (b" " * (FILE_BYTES_MAX + 1), f"larger than {FILE_BYTES_MAX} bytes"),
     ],
 )
 def test_a_bad_file_is_named_in_one_line(

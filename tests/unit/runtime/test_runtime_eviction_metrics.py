@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.eviction import NO_TRAITS, Lru
 from pinyon.eviction.evictor import Evictor
-from pinyon.eviction.policy import Belief
+from pinyon.eviction.fit import Fit
 from pinyon.runtime.eviction import CATEGORIES_MAX, OTHER, show_eviction, shown
 
 
 class Believing(Lru[bytes]):
-    def __init__(self, beliefs: Mapping[str, Belief]) -> None:
+    def __init__(self, beliefs: Mapping[str, Fit]) -> None:
         super().__init__()
         self._beliefs = beliefs
 
@@ -21,7 +21,7 @@ class Believing(Lru[bytes]):
     def adopt(self, fit: object) -> None:
         raise AssertionError("there is no fit")
 
-    def beliefs(self) -> Mapping[str, Belief]:
+    def beliefs(self) -> Mapping[str, Fit]:
         return self._beliefs
 
 
@@ -51,9 +51,7 @@ def test_what_went_and_what_was_missed() -> None:
 def test_what_a_policy_believes_follows_the_policy() -> None:
     evictor: Evictor[bytes] = Evictor(Lru())
     assert not evictor.beliefs()
-    evictor.switch(
-        Believing({"": Belief(0.5, 60.0), "chat/1": Belief(0.25, 9.0)}), (), lambda _: (NO_TRAITS, 0, None), 0.0
-    )
+    evictor.switch(Believing({"": Fit(0.5, 60.0), "chat/1": Fit(0.25, 9.0)}), (), lambda _: (NO_TRAITS, 0, None), 0.0)
     seen = figures(evictor)
     assert seen["eviction_reuse_share", "chat/1"] == 0.25
     assert seen["eviction_reuse_mean_seconds", "chat/1"] == 9.0
@@ -63,7 +61,7 @@ def test_what_a_policy_believes_follows_the_policy() -> None:
 
 
 def test_a_thousand_categories_are_few_series() -> None:
-    beliefs = {f"chat/{turn}": Belief(1 / turn, float(turn)) for turn in range(1, 1001)}
+    beliefs = {f"chat/{turn}": Fit(1 / turn, float(turn)) for turn in range(1, 1001)}
     few = shown(beliefs)
     assert len(few) == CATEGORIES_MAX
     assert set(few) == {OTHER, *(f"chat/{turn}" for turn in range(1, CATEGORIES_MAX))}

@@ -45,7 +45,7 @@ def nobody(context) -> str:
 class Served:
     def __init__(self, message_s, doors):
         self.server = GrpcServer("127.0.0.1:0", message_s=message_s)
-        self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, Answering(), SERVICE, doors=doors)
+        self.server.add(Answering(), SERVICE, doors=doors)
 
     async def __aenter__(self):
         self.channel = open_channel(await self.server.start())

@@ -58,8 +58,8 @@ class FailingStreams(worker_pb2_grpc.WorkerServiceServicer):
 @pytest.fixture(params=[False, True], ids=["by grpcio", "within the loop"])
 async def address(request):
     server = GrpcServer("127.0.0.1:0", sessions=request.param)
-    server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, Failing(), KV_SERVICE)
-    server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, FailingStreams(), WORKER_SERVICE)
+    server.add(Failing(), KV_SERVICE)
+    server.add(FailingStreams(), WORKER_SERVICE)
     yield await server.start()
     await server.drain(0)
 
@@ -150,7 +150,7 @@ async def test_health_of_the_whole_and_of_each_service(channel):
 
 async def test_drain_reports_not_serving_first():
     server = GrpcServer("127.0.0.1:0")
-    server.add(kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, Failing(), KV_SERVICE)
+    server.add(Failing(), KV_SERVICE)
     address = await server.start()
     async with open_channel(address) as channel:
         await server.begin_drain()

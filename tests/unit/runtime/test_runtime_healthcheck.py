@@ -30,9 +30,7 @@ def free_address():
 @pytest.mark.parametrize("sessions", [False, True])
 async def test_a_grpc_server_is_healthy_until_it_drains(sessions):
     server = GrpcServer("127.0.0.1:0", sessions=sessions)
-    server.add(
-        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server, kvstore_pb2_grpc.KvStoreServiceServicer(), KV_SERVICE
-    )
+    server.add(kvstore_pb2_grpc.KvStoreServiceServicer(), KV_SERVICE)
     address = await server.start()
     try:
         assert await asyncio.to_thread(probe, address) == ""

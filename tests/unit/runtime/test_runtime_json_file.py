@@ -31,7 +31,7 @@ def test_what_it_says_and_without_a_path_nothing(tmp_path: Path) -> None:
         (b"[", "is no JSON"),
         (b"\xff", "is no JSON"),
         (b"[" * 100_000, "is no JSON"),
-        (b" " * (FILE_BYTES_MAX + 1), "more than 4 MiB"),
+        (b" " * (FILE_BYTES_MAX + 1), "larger than 4194304 bytes"),
         (None, "cannot read"),
     ],
     ids=["refused", "no JSON", "no text", "deep", "large", "no file"],

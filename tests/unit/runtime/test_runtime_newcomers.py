@@ -25,7 +25,7 @@ def test_beyond_its_share_an_address_ends_its_oldest() -> None:
     door = Door(2)
     door.enter("a1", "b1", "a2", "a3", "a4", "b2")
     assert door.ended == ["a1", "a2"]
-    assert len(door.newcomers) == 4
+    assert len(door.newcomers._addresses) == 4
 
 
 def test_the_oldest_of_the_most_crowded_address_makes_room() -> None:

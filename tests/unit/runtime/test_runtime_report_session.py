@@ -45,8 +45,7 @@ class Source:
     def news(self) -> conductor_pb2.ReportSessionRequest:
         ended, self.ended = self.ended, []
         return conductor_pb2.ReportSessionRequest(
-            prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=7)],
-            ended_prefill_request_ids=ended,
+            prefills=[conductor_pb2.PrefillMeasurement(computed_tokens=7)], ended_prefill_request_ids=ended
         )
 
     def decoding(self) -> Sequence[str]:
@@ -127,6 +126,12 @@ def key(number: int) -> bytes:
     return number.to_bytes(16, "little")
 
 
+@pytest.fixture(autouse=True)
+def seldom_but_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_session, "PERIOD_S", 10.0)
+    monkeypatch.setattr(report_session, "GAP_S", 0.001)
+
+
 @pytest.fixture
 async def conductor() -> AsyncIterator[Conductor]:
     with kept_port() as port:
@@ -139,7 +144,7 @@ async def conductor() -> AsyncIterator[Conductor]:
 
 def session_with(conductor: Conductor, source: Source) -> ReportSession:
     info = InstanceInfo("store-1", "boot", Role.STORE, "127.0.0.1:1")
-    return ReportSession(conductor.address, info, source, period_s=10.0, gap_s=0.001)
+    return ReportSession(conductor.address, info, source)
 
 
 async def test_snapshot_in_parts_then_deltas_then_leaving(

@@ -19,10 +19,10 @@ import uvloop
 
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.errors import PermissionDenied, PinyonError, Unavailable
-from pinyon.runtime import grpc_server
 from pinyon.runtime.channel import Channels, OpenSession, open_channel, open_session
 from pinyon.runtime.duplex import Accepted, Dialed, Method
 from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.http2 import listener
 from pinyon.runtime.http2.connection import Http2Connection
 from pinyon.runtime.http2.heads import parse_trailers, request_head
 from pinyon.runtime.http2.listener import Listener
@@ -78,7 +78,7 @@ class Running:
     ) -> None:
         self.worker = worker or Worker()
         self.server = GrpcServer(listen, tls, sessions=sessions)
-        self.server.add(worker_pb2_grpc.add_WorkerServiceServicer_to_server, self.worker, SERVICE, WORKER_CALLERS)
+        self.server.add(self.worker, SERVICE, WORKER_CALLERS)
         self.address = ""
 
     @property
@@ -369,7 +369,7 @@ def _client_hello() -> bytes:
 
 async def test_who_does_not_say_who_it_is_is_closed_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client begins no call, or does not end its handshake."""
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
     monkeypatch.setattr("pinyon.runtime.http2.server.IDLE_S", 0.2)
     plain = (b"", PREFACE[:5], PREFACE + b"\0\0\xf0\x04\0\0\0\0\0")
     for tls, words in ((None, plain), (TestAuthority(tmp_path).tls("worker", "decode-1"), (b"", _client_hello()[:7]))):
@@ -398,7 +398,7 @@ async def test_a_server_of_tls_that_knows_no_http2_is_named(tmp_path: Path) -> N
 
 async def test_there_is_an_end_to_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections with a call are not displaced."""
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 2)
     async with Running() as running, calling(running.address), calling(running.address):
         await until(lambda: len(running.worker.seen) == 2)
         async with connected(running.address) as (reader, _):
@@ -424,9 +424,9 @@ async def test_silent_sockets_lock_nobody_out(
     tls: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The silent sockets do not end existing calls either. No time passes that would end the sockets."""
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 10 * WAIT_S)
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 8)
     authority = TestAuthority(tmp_path)
     opening = _client_hello() if tls else Http2Connection(lambda _: None).opening
     words = {
@@ -457,8 +457,8 @@ async def test_silent_sockets_lock_nobody_out(
 async def test_silent_sockets_of_many_addresses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each address keeps within its share, and together the addresses have all places."""
     monkeypatch.setattr("pinyon.runtime.http2.protocol.TICK_S", 10 * WAIT_S)
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)
-    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 10 * WAIT_S)
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 8)
     async with Running() as running, AsyncExitStack() as stack:
         host, _, port = running.address.rpartition(":")
         silent = []
@@ -517,7 +517,7 @@ async def test_what_breaks_the_protocol_is_told_and_closed() -> None:
 
 @pytest.mark.parametrize("said", [b"P", PREFACE, PREFACE + bytes(8), b"\x16\x03\x01"])
 async def test_a_client_that_leaves_mid_handshake_holds_no_place(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "HANDSHAKE_S", 10 * WAIT_S)  # this limit does not end it
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 10 * WAIT_S)  # this limit does not end it
     async with Running() as running:
         async with connected(running.address) as (_, writer):
             writer.write(said)

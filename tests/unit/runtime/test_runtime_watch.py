@@ -106,11 +106,12 @@ async def test_one_files_failure_is_not_anothers(words: Words, tmp_path: Path) -
     assert (words.taken, other.taken) == ([], ["z"])
 
 
-async def test_it_looks_by_itself_until_it_is_closed(words: Words) -> None:
+async def test_it_looks_by_itself_until_it_is_closed(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     seen = asyncio.Event()
-    watch = FileWatch(period_s=0.001)
+    monkeypatch.setattr("pinyon.runtime.watch.PERIOD_S", 0.001)
+    watch = FileWatch()
     watch.add("words", [words.path], words.load, lambda _: seen.set())
     watch.start()
     replace(words.path, "other")

@@ -1,4 +1,4 @@
-"""The client's memory of failed nodes: a node that does not deliver is avoided like a silent node."""
+"""The client's memory of failed nodes and of a failed Redis, and how a small block comes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import DeadlineExceeded, PinyonError, Unavailable
 from pinyon.store.client import StoreClient
+from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.writer import PutOutcome
@@ -45,11 +45,9 @@ class Caller:
         self.metadata = OneNode(address, nodes)
         self.memory = bytearray(BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
-        self.reader = BlockReader(engine)
-        self.store = StoreClient(engine, self.metadata, self.reader, clock=lambda: self.now)  # type: ignore[arg-type]
-
-    async def get(self, timeout_s: float = WAIT_S) -> list[bool]:
-        return await self.store.get(KEYS, self.region, OFFSETS, BLOCK, timeout_s)
+        self.channels = NodeChannels()
+        self.reader = BlockReader(engine, self.channels)
+        self.store = StoreClient(engine, self.metadata, self.channels, clock=lambda: self.now)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -68,66 +66,21 @@ async def caller(holder: Holder) -> AsyncIterator[Caller]:
         yield caller
         await caller.store.close()
         await caller.reader.close()
+        await caller.channels.close()
     engine.close()
 
 
-def lead_nowhere(reply: kvstore_pb2.AcquireResponse) -> None:
-    """Changes the node's reply so that its bytes cannot be read."""
-    reply.segment.port = 9
-    reply.segment.shm_address = "@pinyon-nobody"
-    reply.segment.nics.clear()
-
-
-async def test_a_node_whose_bytes_do_not_come_is_asked_after_a_pause(holder: Holder, caller: Caller) -> None:
-    holder.twist = lead_nowhere
-    assert await caller.get() == [False] * 8
-    assert len(holder.asked) == 1
-    assert await caller.get() == [False] * 8
-    assert len(holder.asked) == 1, "asked within its pause"
-    caller.now = 0.5
-    assert await caller.get() == [False] * 8
-    assert len(holder.asked) == 2
-    caller.now = 1.4
-    assert await caller.get() == [False] * 8
-    assert len(holder.asked) == 2, "the second pause is twice as long"
-    caller.now = 1.5
-    holder.twist = lambda reply: None
-    assert await caller.get() == [True] * 8
-    holder.twist = lead_nowhere
-    await caller.get()
-    caller.now = 2.0
-    await caller.get()
-    assert len(holder.asked) == 5, "a success ends the growth of pauses"
-
-
 async def test_a_small_block_is_fetched_without_a_thread_over_a_link(holder: Holder, caller: Caller) -> None:
-    async def get() -> list[bool]:
-        return await caller.store.get(KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
+    async def read() -> int:
+        ((node, _),) = await caller.store.leading(KEYS[3:4], BLOCK, WAIT_S)
+        read = await caller.reader.read(node.address, KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
+        return read.leading
 
-    assert await get() == [True]
+    assert await read() == 1
     first = sum(path.short for path in caller.engine.stats().paths)
-    assert await get() == [True]
+    assert await read() == 1
     assert caller.memory[:BLOCK] == holder.memory[3 * BLOCK : 4 * BLOCK]
     assert sum(path.short for path in caller.engine.stats().paths) - first == 1
-
-
-async def test_a_miss_is_no_failure(holder: Holder, caller: Caller) -> None:
-    holder.twist = lambda reply: reply.Clear()
-    for _ in range(3):
-        assert await caller.get() == [False] * 8
-    assert len(holder.asked) == 3
-
-
-async def test_a_node_there_was_no_time_to_ask_is_not_judged(holder: Holder, caller: Caller) -> None:
-    holder.twist = lead_nowhere
-    await caller.get()
-    caller.now = 0.5
-    assert await caller.get(0.0) == [False] * 8
-    assert len(holder.asked) == 1
-    await caller.get()
-    caller.now = 1.4
-    await caller.get()
-    assert len(holder.asked) == 2, "the second pause is twice as long"
 
 
 class Writer:
@@ -182,13 +135,13 @@ async def test_a_failed_redis_is_left_alone_for_a_moment_then_asked() -> None:
         caller.now = step / 10
         before = caller.metadata.asked
         with pytest.raises(Unavailable):
-            await caller.get()
+            await caller.store.leading(KEYS, BLOCK, WAIT_S)
         if caller.metadata.asked > before:
             asked_s.append(caller.now)
     assert asked_s == pytest.approx([0.0, 0.3, 0.8, 1.8, 3.8, 5.8, 7.8, 9.8])
     caller.metadata.error = None
     caller.now += 2.0
-    assert await caller.get() == [False] * 8
+    assert await caller.store.leading(KEYS, BLOCK, WAIT_S) == []
     assert await caller.store.nodes() == caller.metadata.live
 
 

@@ -90,13 +90,16 @@ class Node:
         self.changed()
 
 
+def publishing(metadata: Any, clock: Callable[[], float] = lambda: 0.0, node: Any = None) -> MetadataPublisher:
+    return MetadataPublisher(node or Node(), RECORD, metadata, 3.0, clock=clock)
+
+
 @pytest.mark.parametrize("error", [Unavailable("away"), RuntimeError("a defect")])
 async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _: asyncio.sleep(0)})
     monkeypatch.setattr("services.kvstore.publisher.asyncio", fast)
-    metadata: Any = Metadata(error)
-    node: Any = Node()
-    publisher = MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: 0.0)
+    metadata, node = Metadata(error), Node()
+    publisher = publishing(metadata, node=node)
     publisher.start()
     node.put(KEYS[0])
     async with asyncio.timeout(60):
@@ -128,9 +131,7 @@ async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
             return 0
 
     now: list[float] = [0.0]
-    metadata: Any = Lives(Unavailable("away"))
-    node: Any = Node()
-    publisher = MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: now[0])
+    publisher = publishing(Lives(Unavailable("away")), lambda: now[0])
     await publisher.clean()
     assert set(purged) == {Life("kv-0", "4" * 32), renamed}
     now[0] = DEAD_GRACE_S - 1
@@ -159,16 +160,14 @@ class Starting:
 
 @pytest.mark.parametrize(("missing", "asked"), [(0, 1), (3, 4)])
 async def test_a_redis_that_is_starting_is_waited_for(missing: int, asked: int) -> None:
-    metadata: Any = Starting(missing)
-    node: Any = Node()
-    await MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: 0.0).register()
+    metadata = Starting(missing)
+    await publishing(metadata).register()
     assert metadata.asked == asked
 
 
 async def test_a_redis_that_does_not_come_ends_the_start() -> None:
-    metadata: Any = Starting(1 << 30)
-    node: Any = Node()
+    metadata = Starting(1 << 30)
     ticks = itertools.count(0.0, REGISTER_S / 2)
     with pytest.raises(Unavailable, match="is --redis-url right"):
-        await MetadataPublisher(node, RECORD, metadata, 3.0, clock=lambda: next(ticks)).register()
+        await publishing(metadata, lambda: next(ticks)).register()
     assert metadata.asked <= 4

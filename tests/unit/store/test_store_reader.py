@@ -18,13 +18,14 @@ from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S,
 class Place:
     """The reader's side."""
 
-    def __init__(self, address: str, engine: TransferEngine) -> None:
+    def __init__(self, address: str, engine: LateEngine) -> None:
         self.address = address
         self.engine = engine
         self.now = 0.0
         self.memory = bytearray(b"\xff" * BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
-        self.reader = BlockReader(engine, clock=lambda: self.now)
+        self.channels = NodeChannels()
+        self.reader = BlockReader(engine, self.channels, clock=lambda: self.now)
 
     async def fetch(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> int:
         return (await self.read(keys, timeout_s)).leading
@@ -73,6 +74,7 @@ async def place(holder: Holder) -> AsyncIterator[Place]:
         place = engine.place = Place(address, engine)
         yield place
         await place.reader.close()
+        await place.channels.close()
     engine.close()
 
 
@@ -85,7 +87,6 @@ async def test_all_arrive_in_their_places(holder: Holder, place: Place) -> None:
 
 async def test_the_way_to_the_holder_is_all_that_it_said(holder: Holder, place: Place) -> None:
     assert await place.fetch() == 8
-    assert isinstance(place.engine, LateEngine)
     assert {request.remote for request in place.engine.requests} == {holder.engine.descriptor()}
     await place.settled(holder)
 
@@ -97,7 +98,6 @@ async def test_nothing_held_is_no_error(holder: Holder, place: Place) -> None:
 
 
 async def test_what_arrives_after_the_lease_is_not_used(holder: Holder, place: Place) -> None:
-    assert isinstance(place.engine, LateEngine)
     place.engine.pass_s = WAIT_S + LEASE_SLACK_S
     assert await place.fetch() == 0
     await place.settled(holder)
@@ -106,7 +106,6 @@ async def test_what_arrives_after_the_lease_is_not_used(holder: Holder, place: P
 async def test_what_a_read_says_of_the_holder(holder: Holder, place: Place) -> None:
     assert (await place.read()).worked is True
     assert (await place.read(timeout_s=0.0)).worked is None, "it was not asked"
-    assert isinstance(place.engine, LateEngine)
     place.engine.pass_s = WAIT_S + LEASE_SLACK_S
     assert (await place.read()).worked is None, "we were late"
     place.engine.pass_s = 0.0
@@ -128,7 +127,6 @@ async def test_a_shorter_lease_than_asked_for_counts(holder: Holder, place: Plac
         reply.lease_ms = 1000
 
     holder.twist = shorten
-    assert isinstance(place.engine, LateEngine)
     place.engine.pass_s = 0.999
     assert await place.fetch() == 8
     place.engine.pass_s = 1.0

@@ -14,7 +14,7 @@ from tests.unit.tools.test_tools_docs import lines_to_copy
 
 README, CONTRIBUTING = ((ROOT / f"{name}.md").read_text() for name in ("README", "CONTRIBUTING"))
 CI = (ROOT / ".ci" / "run").read_text()
-NAMED = ("reproduction", "rdma", "nixl")
+NAMED = ("reproduction", "rdma")
 """Suites that run only by name."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import xml.dom.minidom
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.pictures import Picture, svg
 from pinyon_lab.traces import TraceFile, TraceRow
-from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, columns, read_columns
+from pinyon_lab.traces.analysis import FIGURES, analyse, checked_figures, read_columns
+from pinyon_lab.traces.analysis.columns import numbered
 from pinyon_lab.traces.analysis.models import MODELS
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "traces"
@@ -61,22 +63,15 @@ def test_the_papers_sizes() -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 40])
-def test_ids_are_numbered(monkeypatch: pytest.MonkeyPatch, scale: int) -> None:
-    """Small ids stay as they are, others are numbered in the order of their values, over several pieces."""
-    monkeypatch.setattr(columns, "PIECE_IDS", 10)
+def test_ids_are_numbered(scale: int) -> None:
+    """Ids are numbered in the order of their values."""
     generator = random.Random(3)
-    rows = [[scale * generator.randrange(40) for _ in range(generator.randrange(9))] for _ in range(60)]
-    pieces = columns.Pieces()
-    for row in rows:
-        pieces.add(row)
-    flat = [each for row in rows for each in row]
-    assert len(pieces) == len(flat)
-    numbers, bound = pieces.numbered()
+    ids = [scale * generator.randrange(40) for _ in range(240)]
+    numbers, bound = numbered(array("q", ids))
     assert numbers.dtype == np.int32
-    names = dict(zip(numbers.tolist(), flat, strict=True))
-    assert [names[number] for number in numbers.tolist()] == flat
-    assert len(names) == len(set(flat))
-    assert int(numbers.max()) < bound <= 40
+    assert numbers.tolist() == [sorted(set(ids)).index(each) for each in ids]
+    assert bound == len(set(ids))
+    assert numbered(array("q"))[1] == 0
 
 
 def test_memory_is_bounded() -> None:

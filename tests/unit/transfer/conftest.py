@@ -28,12 +28,12 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.transports.shm.transport import shm_available
+from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked, until_stopped
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
-from tests.unit.transfer.fake_nixl import fake_nixl
 
 FAST = TransferLimits(stall_s=1.0, connect_s=2.0, base_deadline_s=5.0)
 """Short limits, for tests that wait only for one of them: a busy machine stops a thread for longer."""
@@ -96,9 +96,6 @@ VARIANTS = {
     "tcp-far-device": Variant(("tcp",), ways={"checksum": "on"}, on_device="far"),
     "tcp-devices": Variant(("tcp",), on_device="near far"),
     "auto-devices": Variant(("local", "shm", "tcp"), on_device="near far"),
-    "nixl": Variant(
-        ("tcp",), {"secret": b"cluster secret"}, ways={"nixl": "prefer", "nixl_without_authentication": True}
-    ),
     "auto": Variant(("local", "shm", "tcp"), {"secret": b"cluster secret", "network": Network(RAILS)}),
 }
 
@@ -137,7 +134,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
         return Pair(engine, server, near, far, local, remote, server.descriptor())
 
-    with fake_device() as driver, fake_nixl():  # the real NIXL: tests/nixl
+    with fake_device() as driver:
         yield make
     for engine in engines:
         engine.close()
@@ -213,6 +210,13 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
         tick.wait(0.005)
+
+
+def cut_links(acceptor: Acceptor) -> None:
+    """Ends all links of peers, as a process does that has no room for them."""
+    for link in list(acceptor._inbound):
+        link.abort()
+    eventually(lambda: not acceptor.links, "the links have ended")
 
 
 def users(table: MemoryTable, region: Region) -> int:

@@ -71,7 +71,9 @@ def main(arguments: list[str]) -> None:
             reuse(memory, bytearray(arguments[0]))
             continue
         elif command == "drop":
-            answer = acceptor.drop(bytes.fromhex(arguments[0]))
+            for link in list(acceptor._inbound):
+                link.abort()
+                link.thread.join()
         elif command == "close":
             transport.close()
         elif command == "become":

@@ -52,16 +52,13 @@ class SysfsTree:
     def gpu(self, pci: str, numa: int) -> None:
         self.function(pci, numa, vendor="0x10de", kind="0x030200")
 
-    def interface(
-        self, name: str, device: Path | None, *, speed: int | None = None, state: str = "up", mtu: int = 1500
-    ) -> Path:
+    def interface(self, name: str, device: Path | None, *, speed: int | None = None, state: str = "up") -> Path:
         """Adds a network interface, a virtual one without ``device``."""
         self._interfaces += 1
         parent = self.devices / "virtual" if device is None else device
         path = self.write(
             parent / "net" / name,
             operstate=state,
-            mtu=mtu,
             type=1,
             ifindex=self._interfaces,
             uevent=f"INTERFACE={name}",
@@ -74,7 +71,7 @@ class SysfsTree:
         return path
 
     def loopback(self) -> None:
-        self.write(self.interface("lo", None, state="unknown", mtu=65536), type=772)
+        self.write(self.interface("lo", None, state="unknown"), type=772)
 
     def stack(self, upper: Path, *lowers: Path) -> None:
         """Makes ``upper`` a bond or bridge of ``lowers``."""
@@ -109,7 +106,7 @@ class SysfsTree:
         """Adds a ConnectX function: ``mlx5_<index>`` with its interface ``ens<index>``, in the GID order of mlx5."""
         device = self.function(pci, numa, vendor="0x15b3", kind="0x020000")
         netdev = f"ens{index}"
-        self.interface(netdev, device, speed=speed if up else -1, state="up" if up else "down", mtu=9000)
+        self.interface(netdev, device, speed=speed if up else -1, state="up" if up else "down")
         self.rdma(
             f"mlx5_{index}",
             device,

@@ -18,7 +18,7 @@ from pinyon.transfer.host.discovery import (
     rdma_nics,
     tcp_nics,
 )
-from pinyon.transfer.host.netlink import Interface
+from pinyon.transfer.host.interfaces import Interface
 from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode
 from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology, build_topology
@@ -91,14 +91,12 @@ def test_dgx_inventory(tmp_path: Path) -> None:
         numa=1,
         speed_mbit=200_000,
         up=True,
-        mtu=9000,
         gids=(
             Gid(0, "IB/RoCE v1", link_local_gid(9), "ens9"),
             Gid(1, "RoCE v2", link_local_gid(9), "ens9"),
             Gid(2, "IB/RoCE v1", ipv4_gid("10.9.1.1"), "ens9"),
             Gid(3, "RoCE v2", ipv4_gid("10.9.1.1"), "ens9"),
         ),
-        netdev="ens9",
     )
     assert nic(inventory, "ens9") == NicInfo(
         "ens9",
@@ -107,7 +105,6 @@ def test_dgx_inventory(tmp_path: Path) -> None:
         numa=1,
         speed_mbit=200_000,
         up=True,
-        mtu=9000,
     )
     assert nic(inventory, "lo").loopback
     assert nic(inventory, "docker0").virtual
@@ -147,9 +144,7 @@ def test_laptop(tmp_path: Path) -> None:
     tree = laptop(tmp_path)
     assert matrix(tree, "tcp") == {"cpu:0": [["wlp2s0"], ["enp0s31f6"]]}
     inventory = discover(tree.root)
-    assert nic(inventory, "wlp2s0") == NicInfo(
-        "wlp2s0", "tcp", pci=("pci0000:00", "0000:00:1c.0", "0000:02:00.0"), mtu=1500
-    )
+    assert nic(inventory, "wlp2s0") == NicInfo("wlp2s0", "tcp", pci=("pci0000:00", "0000:00:1c.0", "0000:02:00.0"))
     assert not nic(inventory, "enp0s31f6").up
     assert inventory.gpus == ()  # the Intel one holds no KV
 
@@ -184,7 +179,7 @@ def test_soft_roce_has_the_place_of_its_interface(tmp_path: Path) -> None:
     path = tree.rdma("rxe0", None, [("RoCE v2", ZERO_GID, "")], rate="2.5 Gb/sec (1X SDR)")
     tree.write(path, parent="ens1f0")
     info = nic(discover(tmp_path), "rxe0")
-    assert (info.numa, info.netdev, info.speed_mbit, info.gids) == (1, "ens1f0", 2500, ())
+    assert (info.numa, info.speed_mbit, info.gids) == (1, 2500, ())
     assert info.pci == ("pci0000:b1", "0000:b1:00.0", "0000:b2:00.0")
     assert matrix(tree)["cpu:1"] == [["rxe0"], []]
 
@@ -305,7 +300,7 @@ def test_missing_and_odd_files_are_not_known(tmp_path: Path) -> None:
     tree.write(tree.devices / "system/node/node0", cpulist="0-1,x,7-,4-2,9")
     tree.write(tree.devices / "system/node/nodeX")
     tree.write(tree.sys / "class/net/bare0")
-    odd = tree.write(tree.sys / "class/net/odd0", speed="fast", mtu="", ifindex="--", operstate="", carrier="")
+    odd = tree.write(tree.sys / "class/net/odd0", speed="fast", ifindex="--", operstate="", carrier="")
     (odd / "device").symlink_to("nowhere")
     unsigned = tree.write(tree.sys / "class/net/old0", speed=2**32 - 1)
     (unsigned / "numa_node").mkdir()  # a folder where a file is expected
@@ -360,18 +355,19 @@ def test_any_damage_is_survived(tmp_path: Path, seed: int) -> None:
 
 
 LIVE = {
-    "lo": Interface(5, True, 65536, ("127.0.0.1/8", "::1/128")),
-    "ens0f0": Interface(1, True, 1500, ("10.0.1.5/24", "2001:db8::5/64")),
-    "ens1f0": Interface(2, True, 1500, ()),
+    "lo": Interface(5, True, ("127.0.0.1/8", "::1/128")),
+    "ens0f0": Interface(1, True, ("10.0.1.5/24", "2001:db8::5/64")),
+    "ens1f0": Interface(2, True, ()),
 }
 
 
 def test_published_are_interfaces_with_an_address(tmp_path: Path) -> None:
     tree = two_socket(tmp_path)
     inventory = discover(tmp_path, interfaces=LIVE)
-    published = tcp_nics(inventory, port=7000)
-    assert published == (Nic("ens0f0", "tcp", "10.0.1.5", 7000, "10.0.1.0/24"),)
-    assert check_nic(published[0]) is published[0]
+    published = tcp_nics(inventory)
+    assert published == (Nic("ens0f0", "tcp", "10.0.1.5", 0, "10.0.1.0/24"),)
+    listening = published[0]._replace(port=7000)
+    assert check_nic(listening) is listening
     assert build_topology(inventory, "tcp").to_dict() == {"cpu:0": [["ens0f0"], []], "cpu:1": [["ens0f0"], []]}
     assert tcp_nics(discover(tree.root)) == ()  # addresses are not known
 
@@ -379,30 +375,30 @@ def test_published_are_interfaces_with_an_address(tmp_path: Path) -> None:
 def test_named_interfaces_are_published_whatever_they_are(tmp_path: Path) -> None:
     two_socket(tmp_path)
     inventory = discover(tmp_path, interfaces=LIVE)
-    assert tcp_nics(inventory, 7000, ["lo"]) == (Nic("lo", "tcp", "127.0.0.1", 7000, "127.0.0.0/8"),)
+    assert tcp_nics(inventory, ["lo"]) == (Nic("lo", "tcp", "127.0.0.1", 0, "127.0.0.0/8"),)
     assert build_topology(inventory, "tcp", ["lo", "ens1f0"]).preferred("cpu:1") == ("ens1f0", "lo")
 
 
 def test_interfaces_of_another_namespace_in_sysfs_are_not_ours(tmp_path: Path) -> None:
     two_socket(tmp_path)
     ours = {
-        "ens0f0": Interface(77, True, 1450, ("10.5.0.2/32",)),  # same name, another interface
-        "gone0": Interface(78, False, 1500, ("2001:db8::2/64",)),
+        "ens0f0": Interface(77, True, ("10.5.0.2/32",)),  # same name, another interface
+        "gone0": Interface(78, False, ("2001:db8::2/64",)),
     }
     inventory = discover(tmp_path, interfaces=ours)
     assert inventory.nics == (
-        NicInfo("ens0f0", "tcp", up=True, mtu=1450, addresses=("10.5.0.2/32",), virtual=True),
-        NicInfo("gone0", "tcp", up=False, mtu=1500, addresses=("2001:db8::2/64",), virtual=True),
+        NicInfo("ens0f0", "tcp", up=True, addresses=("10.5.0.2/32",), virtual=True),
+        NicInfo("gone0", "tcp", up=False, addresses=("2001:db8::2/64",), virtual=True),
     )
-    assert tcp_nics(inventory, 9) == (
-        Nic("ens0f0", "tcp", "10.5.0.2", 9),
-        Nic("gone0", "tcp", "2001:db8::2", 9, "2001:db8::/64"),
+    assert tcp_nics(inventory) == (
+        Nic("ens0f0", "tcp", "10.5.0.2", 0),
+        Nic("gone0", "tcp", "2001:db8::2", 0, "2001:db8::/64"),
     )
 
 
 def test_published_rdma_devices_have_a_roce_v2_gid_and_network(tmp_path: Path) -> None:
     hgx_like(tmp_path, nics=4)
-    live = {"ens1": Interface(2, True, 9000, ("10.1.1.1/26",))}
+    live = {"ens1": Interface(2, True, ("10.1.1.1/26",))}
     published = rdma_nics(discover(tmp_path, interfaces=live))
     assert [nic.name for nic in published] == mlx5(0, 1, 2, 3)
     assert published[1] == Nic("mlx5_1", "rdma", ipv4_gid("10.1.1.1"), 1, "10.1.1.0/26")

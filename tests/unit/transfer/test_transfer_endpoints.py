@@ -1,4 +1,4 @@
-"""The behaviour that tcp, shm and rdma share: keeping endpoints, waiting for one, replacing broken ones."""
+"""The behaviour that tcp, shm and rdma share: keeping endpoints, replacing broken ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
 from pinyon.transfer.chains.chain import (
@@ -16,8 +18,6 @@ from pinyon.transfer.chains.chain import (
     LATE,
     LOST,
     NO_CONNECTION,
-    NO_ROOM,
-    SHUTDOWN,
     STALLED,
     Chain,
     ChainOutcome,
@@ -31,7 +31,7 @@ from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.path import Path
-from tests.unit.transfer.conftest import GENEROUS_S, eventually
+from tests.unit.transfer.conftest import GENEROUS_S
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 DONE = ChainOutcome(TransferStatus.COMPLETED)
@@ -86,23 +86,11 @@ class FakeTransport(Endpoints[FakeEndpoint]):
         """The script of every endpoint made from now on: its steps are drawn from here."""
         self.dial_error: BaseException | None = None
 
-    @property
-    def waiting(self) -> int:
-        """The number of chains that wait for an endpoint now."""
-        return len(self._waiters)
-
     def connect(self, remote: SegmentDescriptor, path: Path, deadline: float, replaces: int) -> FakeEndpoint:
         if self.dial_error is not None:
             raise self.dial_error
         self.made.append(FakeEndpoint(len(self.made) + 1, replaces, self.script))
         return self.made[-1]
-
-    def waits(self, path: Path) -> tuple[threading.Thread, list[object]]:
-        """Starts a thread that waits for an endpoint, after those that wait already."""
-        before = self.waiting
-        waiter = in_thread(lambda: self.lease(self.chain(), path))
-        eventually(lambda: self.waiting == before + 1, "the chain waits")
-        return waiter
 
     def chain(self, opcode: Opcode = READ, timeout_s: float = 1000.0) -> Chain:
         return Chain(ChainPlan(REMOTE, opcode, [], 8), {}, self.now + timeout_s, lambda chain, outcome: None)
@@ -131,14 +119,6 @@ def test_one_chain_after_another_uses_one_endpoint(transport) -> None:
     assert len(transport.made) == transport.endpoints == 1
     assert transport.run(transport.chain(), OTHER) == DONE
     assert transport.endpoints == 2
-
-
-def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> None:
-    """The pool's books are not asked each time, so SIEVE would else take the endpoint for an unused newcomer."""
-    busy, once, third = PATH, OTHER, Path("fake", "c", "x")
-    assert [transport.run(transport.chain(), path) for path in (busy, once, busy, third)] == [DONE] * 4
-    assert transport.run(transport.chain(), Path("fake", "d", "x")) == DONE
-    assert [endpoint.closed for endpoint in transport.made] == [[], [False], [], []]
 
 
 def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
@@ -173,8 +153,7 @@ def test_threads_share_few_endpoints_and_none_is_lost(transport) -> None:
         workers[0][0].join(0.005)
     assert [set(outcomes[0]) for _, outcomes in workers] == [{DONE}] * 6
     assert not shared
-    assert not transport.waiting
-    assert transport.endpoints == sum(not endpoint.closed for endpoint in transport.made) <= 3
+    assert transport.endpoints == sum(not endpoint.closed for endpoint in transport.made)
     transport.close()
     assert all(endpoint.closed == [False] for endpoint in transport.made)
     assert transport.endpoints == 0
@@ -219,83 +198,64 @@ def test_an_endpoint_in_use_at_the_close_is_closed_on_release(transport) -> None
     assert used.closed == [False]
 
 
-# --- all in use ---
+# --- more than the limits ---
 
 
-def test_a_full_pool_is_waited_for(transport) -> None:
-    held = transport.lease_all()
-    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    transport.release(held[0])
-    waiter.join(GENEROUS_S)
-    assert outcomes == [DONE]
-    assert len(transport.made) == 2  # the released endpoint is used, and no new one is made
-    assert not transport.waiting
+def test_nobody_waits_and_what_is_too_much_goes_when_it_is_free(transport) -> None:
+    held = [transport.lease(transport.chain(), PATH) for _ in range(LIMITS.max_endpoints + 1)]
+    assert transport.endpoints == LIMITS.max_endpoints + 1
+    assert not any(endpoint.closed for endpoint in held)
+    for endpoint in held:
+        transport.release(endpoint)
+    assert [endpoint.closed for endpoint in held] == [[], [], [False], [False]]
+    assert [transport.lease(transport.chain(), PATH) for _ in range(2)] == [held[1], held[0]], "the last used is first"
 
 
-def test_what_is_released_is_whose_who_has_waited_longest(transport) -> None:
-    """A chain that releases and asks again at once, on a busy path, comes last, whichever thread is first."""
-    held = [*transport.lease_all(), transport.lease(transport.chain(), OTHER)]
-    waiters = [transport.waits(Path("fake", "c", "x")), transport.waits(PATH)]
-    for released, (thread, leased) in zip(held, waiters, strict=False):
-        transport.release(released)
-        assert isinstance(transport.lease(transport.chain(timeout_s=0.0), PATH), ChainOutcome)  # already given away
-        thread.join(GENEROUS_S)
-        assert not thread.is_alive()
-        assert isinstance(leased[0], FakeEndpoint)
-    assert held[0].closed == [False]  # it made room for another path
-    assert waiters[1][1] == [held[1]]
-    assert transport.endpoints == LIMITS.max_endpoints
+def test_what_is_used_again_and_again_stays_when_room_is_needed(transport) -> None:
+    paths = [PATH, OTHER, Path("fake", "c", "x")]
+    for path in (*paths, PATH):
+        transport.now += 1.0
+        assert transport.run(transport.chain(), path) == DONE
+    in_use = transport.lease(transport.chain(), OTHER)
+    assert transport.run(transport.chain(), Path("fake", "d", "x")) == DONE
+    assert [endpoint.closed for endpoint in transport.made] == [[], [], [False], []]
+    assert in_use is transport.made[1]
 
 
-def test_who_waits_for_a_full_path_does_not_hold_up_others(transport) -> None:
-    held = transport.lease_all()
-    thread, leased = transport.waits(PATH)
-    assert transport.run(transport.chain(), OTHER) == DONE
-    transport.discard(held[0])
-    thread.join(GENEROUS_S)
-    assert isinstance(leased[0], FakeEndpoint)
+class Sieve:
+    """Algorithm 1 of "SIEVE is Simpler than LRU" (NSDI '24), line by line: a list from the tail to the head."""
+
+    def __init__(self) -> None:
+        self.objects: list[str] = []
+        self.visited: set[str] = set()
+        self.hand: str | None = None
+
+    def access(self, wanted: str) -> None:
+        if wanted in self.objects:
+            self.visited.add(wanted)
+            return
+        if len(self.objects) == LIMITS.max_endpoints:
+            seen = self.objects[0] if self.hand is None else self.hand
+            while seen in self.visited:
+                self.visited.discard(seen)
+                seen = self._before(seen) or self.objects[0]
+            self.hand = self._before(seen)
+            self.objects.remove(seen)
+        self.objects.append(wanted)
+
+    def _before(self, seen: str) -> str | None:
+        place = self.objects.index(seen) + 1
+        return self.objects[place] if place < len(self.objects) else None
 
 
-def test_who_stops_waiting_is_handed_nothing(transport) -> None:
-    held = transport.lease_all()
-    late = transport.chain()
-    gone, outcomes = in_thread(lambda: transport.lease(late, PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    thread, leased = transport.waits(PATH)
-    late.stop(LATE)
-    gone.join(GENEROUS_S)
-    assert outcomes == [GONE]
-    transport.release(held[0])
-    thread.join(GENEROUS_S)
-    assert leased == [held[0]]
-    assert not transport.waiting
-
-
-def test_a_waiter_handed_a_closed_endpoint_makes_a_new_one(transport) -> None:
-    held = transport.lease_all()
-    first, leased = transport.waits(PATH)
-    second, leased_later = transport.waits(PATH)
-    held[0].broken = True
-    transport.release(held[0])
-    first.join(GENEROUS_S)
-    assert leased == [transport.made[2]]
-    assert held[0].closed == [True]
-    transport.release(held[1])
-    second.join(GENEROUS_S)
-    assert leased_later == [held[1]]
-
-
-def test_a_chain_that_may_go_elsewhere_does_not_wait_long(transport) -> None:
-    transport.lease_all()
-    chain = transport.chain()
-    chain.elsewhere = True
-    waiter, outcomes = in_thread(lambda: transport.run(chain, PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    transport.now += 0.05
-    waiter.join(GENEROUS_S)
-    assert outcomes[0] is NO_ROOM
-    assert not transport.waiting
+@given(st.lists(st.sampled_from("abcdef"), max_size=40))
+def test_sieve_chooses_which_endpoint_makes_room(names: list[str]) -> None:
+    transport, model = FakeTransport(), Sieve()
+    for name in names:
+        assert transport.run(transport.chain(), Path("fake", name, "x")) == DONE
+        model.access(name)
+        there = [each.key[1].local_nic for each in transport.made if not each.closed]
+        assert sorted(there) == sorted(model.objects)
 
 
 def test_an_evicted_endpoint_whose_close_fails_takes_no_room(transport) -> None:
@@ -312,52 +272,6 @@ def test_an_evicted_endpoint_whose_close_fails_takes_no_room(transport) -> None:
     assert transport.endpoints == 2
     for path in (OTHER, Path("fake", "c", "x"), PATH):
         assert isinstance(transport.lease(transport.chain(timeout_s=0.0), path), FakeEndpoint)
-
-
-def test_an_endpoint_that_broke_makes_room_too(transport) -> None:
-    held = transport.lease_all()
-    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    transport.discard(held[0])
-    waiter.join(GENEROUS_S)
-    assert outcomes == [DONE]
-    assert len(transport.made) == 3
-
-
-def test_a_full_pool_until_the_deadline_is_not_the_paths_fault(transport) -> None:
-    transport.lease_all()
-    assert transport.run(transport.chain(timeout_s=0.0), PATH) is NO_ROOM
-    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(timeout_s=5.0), PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    transport.now += 5.0
-    waiter.join(GENEROUS_S)
-    assert outcomes[0] is NO_ROOM
-    assert NO_ROOM == LATE  # both are the same to the caller
-    assert NO_ROOM is not LATE
-
-
-def test_a_chain_that_ends_waits_no_longer(transport) -> None:
-    transport.lease_all()
-    chain = transport.chain()
-    waiter, outcomes = in_thread(lambda: transport.run(chain, PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    chain.stop(ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED))
-    waiter.join(GENEROUS_S)
-    assert outcomes == [GONE]
-
-
-def test_the_close_ends_waiting_and_drops_endpoints_on_release(transport) -> None:
-    held = transport.lease_all()
-    waiter, outcomes = in_thread(lambda: transport.run(transport.chain(), PATH))
-    eventually(lambda: transport.waiting == 1, "the chain waits")
-    transport.close()
-    waiter.join(GENEROUS_S)
-    assert outcomes == [SHUTDOWN]
-    assert transport.endpoints == 2
-    for endpoint in held:
-        transport.release(endpoint)
-        assert endpoint.closed == [False]
-    assert transport.endpoints == 0
 
 
 def test_the_cap_over_all_paths_evicts_what_rests(transport) -> None:
@@ -517,11 +431,11 @@ def test_a_probe_is_fresh_and_kept_if_there_is_room(transport) -> None:
         assert len(transport.made) == number
         assert transport.endpoints == min(number, 2)
     held = [transport.lease(transport.chain(), PATH) for _ in range(2)]
-    assert transport.probe(REMOTE, PATH, deadline)  # all are in use: it is alive
-    assert transport.made[-1].closed == [False]
-    assert transport.endpoints == 2
+    assert transport.probe(REMOTE, PATH, deadline)  # all are in use
+    assert transport.made[-1].closed == []
     for endpoint in held:
         transport.release(endpoint)
+    assert transport.endpoints == 2
     transport.dial_error = ConnectionRefusedError()
     assert not transport.probe(REMOTE, PATH, deadline)
 

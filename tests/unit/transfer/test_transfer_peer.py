@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pinyon.transfer import Nic, Opcode, Reason, SegmentDescriptor, Topology, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
-from pinyon.transfer.paths.peer import Retired
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.types.path import Path
@@ -52,10 +51,6 @@ def nics(side: str, count: int = RAILS) -> tuple[Nic, ...]:
 
 def rail(index: int) -> Path:
     return Path("tcp", f"n{index}", f"m{index}")
-
-
-def probes() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "pinyon-transfer-probe"]
 
 
 class Attempt:
@@ -231,10 +226,9 @@ class Bench:
         for chain, path in peer.running.items():
             carried[path] += 1
             queued[path] += chain.nbytes
-        for path, lane in peer.lanes.items():
+        for path, room in peer.room.items():
             assert 0 <= carried[path] <= ROOM
-            assert lane.room + carried[path] == ROOM, f"{path} lost room"
-            assert not lane.chains or lane.threads
+            assert room + carried[path] == ROOM, f"{path} lost room"
         for state in self.peer.snapshot():
             assert state.queued_bytes == queued[state.path], f"{state.path} lost bytes"
         assert all(len(outcomes) <= 1 for outcomes in self.ended.values())
@@ -501,22 +495,6 @@ def test_memory_a_transport_cannot_reach_is_reached_by_another(make_bench: Calla
     assert bench.results(bench.chains) == {DONE: 3}
 
 
-@pytest.mark.parametrize("nbytes", [10, MIB])
-def test_a_transfer_without_room_goes_elsewhere_blaming_nobody(make_bench: Callable[..., Bench], nbytes: int) -> None:
-    bench = make_bench(shm=True)
-    bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])
-    bench.call(bench.chain(nbytes))
-    assert bench.shm.open[0].chain.elsewhere
-    bench.end(bench.shm.open[0], NO_ROOM)
-    bench.check()
-    assert not bench.tcp.open[0].chain.elsewhere  # it does not go back and forth
-    bench.end(bench.tcp.open[0])
-    bench.call(bench.chain(nbytes))
-    bench.end(bench.shm.open[0])  # the path is as good as before for the next chain
-    assert bench.results(bench.chains) == {DONE: 3}
-
-
 def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) -> None:
     with fake_device() as driver:
         chain = bench.chain(100, "fake:0")
@@ -534,20 +512,6 @@ def test_device_memory_that_waits_for_an_endpoint_blames_nobody(bench: Bench) ->
         ((path, ended_at_once),) = waited
         assert ended_at_once == [LATE]
         assert path in bench.usable()
-        assert not driver.copies["out"]
-
-
-def test_what_finds_no_room_waits_where_nothing_else_is_usable(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(shm=True)
-    first, second = bench.submit(2)
-    bench.end(bench.shm.open[0], NO_ROOM)
-    while bench.tcp.open:
-        bench.end(bench.tcp.open[0], UNREACHED)
-    assert {one.chain for one in bench.shm.open} == {first, second}
-    for attempt in list(bench.shm.open):
-        bench.end(attempt, NO_ROOM)
-    bench.end_all(NO_ROOM)
-    assert bench.results([first, second]) == {NO_ROOM: 2}
 
 
 @pytest.mark.parametrize("outcome", [UNREACHED, LOST, REFUSED, CANCEL])
@@ -584,48 +548,6 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def test_queued_chains_are_recalled_from_a_failed_path(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two chains have one thread. When the first fails, the second takes another path, without an attempt there."""
-    bench.peer.nic_down("n1")
-    bench.peer.nic_down("n2")
-    (first,) = bench.submit()
-    second = bench.chain()
-    with monkeypatch.context() as patch:
-        no_threads(patch)
-        bench.peers.submit(second)
-    assert bench.under_way()[0] == {first: rail(0), second: rail(0)}
-    bench.peer.nic_up("n1")
-    bench.peer.probe(rail(1), bench.now)
-    bench.end(bench.open[0], UNREACHED)
-    assert {one.chain: one.path for one in bench.open} == {first: rail(1), second: rail(1)}
-    assert bench.tcp.attempts == {first: 2, second: 1}
-    bench.end_all()
-    assert bench.results([first, second]) == {DONE: 2}
-
-
-def test_queued_chains_are_recalled_when_the_nic_goes_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recall is immediate, although the thread hangs in a connect that nothing can interrupt."""
-    gate = threading.Event()
-    bench.peer.nic_down("n1")
-    bench.peer.nic_down("n2")
-    bench.tcp.on_dial = lambda path: wait_for(gate) if path == rail(0) else None
-    first, second = bench.chain(), bench.chain()
-    bench.peers.submit(first)
-    eventually(lambda: bench.tcp.given == [first], "it connects")
-    with monkeypatch.context() as patch:
-        no_threads(patch)
-        bench.peers.submit(second)
-    assert bench.under_way()[0][second] == rail(0)
-    bench.peer.nic_up("n1")
-    bench.peer.probe(rail(1), bench.now)
-    bench.peer.nic_down("n0")
-    eventually(lambda: [(one.chain, one.path) for one in bench.open] == [(second, rail(1))], "it runs elsewhere")
-    gate.set()
-    bench.settle()
-    bench.end_all()
-    assert bench.results([first, second]) == {DONE: 2}
 
 
 def test_one_thread_serves_a_path_when_no_more_can_be_had(
@@ -767,9 +689,9 @@ def test_probes_are_few_and_only_of_avoided_paths(make_bench: Callable[..., Benc
     assert len(bench.tcp.probes) == 8
     gate.set()
     while len(bench.usable()) < 20:
-        eventually(lambda: not probes(), "probes have ended")
+        eventually(lambda: not bench.peers._probing, "probes have ended")
         bench.peers.start_probes(later)
-    eventually(lambda: not probes(), "probes have ended")
+    eventually(lambda: not bench.peers._probing, "probes have ended")
     assert Counter(bench.tcp.probes) == {rail(index): 1 for index in range(20)}
     bench.peers.start_probes(later)
     assert len(bench.tcp.probes) == 20
@@ -800,7 +722,7 @@ def test_probes_end_with_the_peers(make_bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     bench.tcp.on_probe = lambda path: wait_for(gate)
     bench.peers.start_probes(bench.now + 100)
-    (probe,) = probes()
+    (probe,) = bench.peers._workers._threads
     join = probe.join
 
     def joined(timeout: float | None = None) -> None:
@@ -881,12 +803,13 @@ def test_close_stops_an_attempt_that_has_not_begun(bench: Bench) -> None:
 # ---------------------------------------------------------------- many peers
 
 
-def test_a_chain_on_its_way_to_a_retired_peer_gets_a_new_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_on_its_way_to_a_forgotten_peer_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     learn = bench.peer.learn
 
     def meanwhile(remote: SegmentDescriptor) -> None:
         learn(remote)
-        assert bench.peer.retire(bench.now)
+        bench.peers.drop_idle(bench.now + 2 * bench.limits.idle_s)
+        assert not bench.peers.known()
 
     monkeypatch.setattr(bench.peer, "learn", meanwhile)
     chain = bench.chain()
@@ -895,11 +818,6 @@ def test_a_chain_on_its_way_to_a_retired_peer_gets_a_new_one(bench: Bench, monke
     bench.open[0].end(DONE)
     eventually(lambda: bool(bench.ended[chain]), "it ended")
     assert bench.results([chain]) == {DONE: 1}
-    ((_, current),) = bench.peers.known()
-    assert current is not bench.peer
-    with pytest.raises(Retired):
-        bench.peer.submit(bench.chain())
-    bench.chains.pop().stop(CANCEL)
 
 
 def test_idle_peers_are_forgotten_and_busy_ones_are_not(bench: Bench) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pinyon.transfer.links.context import EngineContext
+from pinyon.transfer.memory.region import Access
+from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.rdma import server
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp
+from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import TransferLimits
 
@@ -85,3 +88,35 @@ def test_a_link_has_one_try_to_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     for undo in reversed(link.on_end):
         undo()
     assert Resource.held == 0
+
+
+def test_a_revoked_grant_is_taken_back_from_all_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that still asks for it is lent nothing; other grants stay with their links."""
+    freed: list[str] = []
+
+    class Handle:
+        rkey = 7
+
+        def __init__(self, name: str) -> None:
+            self.close = lambda: freed.append(name)
+
+    class OneLink(server.LentMemory):
+        def __init__(self, name: str) -> None:
+            self._lock, self._lent, self.pd = threading.Lock(), {}, name
+
+    monkeypatch.setattr(server, "register_memory", lambda pd, region, start, size, access: (Handle(pd), start))
+    memory = MemoryTable()
+    serving = server.RdmaServer(EngineContext(bytes(16), memory, TransferLimits()), Hcas())  # type: ignore[arg-type]
+    region = memory.register(bytearray(100), None, Access.NONE)
+    grant, other = (memory.grant(region, [(0, 10), (20, 10)], Access.READ) for _ in range(2))
+    links = [OneLink("first"), OneLink("second")]
+    serving._lent.update(links)
+    for link in links:
+        for one in (grant, other, grant):
+            assert link.lend(one) == RegionGrant(0, 1, one.spans, ((7, 0), (7, 20)))
+    assert not memory.revoke_now(grant), "to take it back is a system call per range"
+    memory.revoke(grant, 1.0)
+    assert sorted(freed) == ["first", "first", "second", "second"]
+    assert [link.lend(grant) for link in links] == [None, None]
+    memory.unregister(region, 1.0)
+    assert len(freed) == 8

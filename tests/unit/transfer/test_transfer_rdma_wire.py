@@ -10,7 +10,7 @@ import pytest
 from pinyon.transfer import WireError
 from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
-from pinyon.transfer.transports.rdma.transport import rdma_available
+from pinyon.transfer.transports.rdma.verbs import rdma_available
 from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.spans import Spans
 

@@ -25,7 +25,7 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.memory.table import SMALL_BYTES
 from tests.on_compiled import REPLACES_METHODS
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, eventually, users
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, eventually, users
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -278,7 +278,7 @@ def test_a_deadline_ends_it(make_tcp) -> None:
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_an_idle_link_the_peer_closed_is_replaced_silently(pair: Pair, opcode: Opcode) -> None:
     retries = pair.engine.stats().retries
-    assert pair.server.drop_peer(pair.engine.boot_id)
+    cut_links(pair.server._acceptor)
     pair.near[:10] = b"n" * 10
     assert pair.engine.transfer([pair.request(opcode, 0, 0, 10)])[0].ok
     assert pair.engine.transfer([pair.request(WRITE, 0, 20, 10)])[0].ok
@@ -309,7 +309,7 @@ def test_a_large_one_is_refused_as_a_small_one(make_tcp, opcode: Opcode) -> None
 def test_bytes_that_were_changed_on_their_way_are_not_taken(make_tcp) -> None:
     pair = make_tcp()
     pair.far[:] = random.Random(3).randbytes(SIZE)
-    (endpoint,) = pair.engine._peers.transports["tcp"]._handy.values()
+    ((endpoint,),) = pair.engine._peers.transports["tcp"]._free.values()
 
     class Flipping:
         """The stream of that endpoint, which corrupts an answer."""

@@ -10,14 +10,16 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, Transports
-from pinyon.transfer.links.tls import TlsContexts, TlsFiles
+from pinyon.transfer.links.tls import TlsContexts
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
+Files = tuple[Path, Path, Path]
 SIZE = 3 << 20
 LIMITS = replace(PATIENT, max_attempts=2)
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the ope
 
 
 @pytest.fixture(scope="module")
-def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsFiles]:
+def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
     """The function ``make_files(ca)``, which returns a certificate signed by the CA of that name, made on first use."""
     folder = tmp_path_factory.mktemp("tls")
     serial = iter(range(1, 100))
@@ -33,7 +35,7 @@ def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsF
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
 
-    def make(ca: str) -> TlsFiles:
+    def make(ca: str) -> Files:
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
         if not (folder / f"{ca}.pem").exists():
             openssl("req", "-x509", *new_key, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
@@ -41,7 +43,7 @@ def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TlsF
         openssl("req", *new_key, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         sign = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-days", "2")
         openssl("x509", "-req", "-in", f"{name}.csr", *sign, "-out", f"{name}.pem")
-        return TlsFiles(folder / f"{name}.pem", folder / f"{name}.key", folder / f"{ca}.pem")
+        return folder / f"{name}.pem", folder / f"{name}.key", folder / f"{ca}.pem"
 
     return make
 
@@ -76,10 +78,10 @@ class Tap:
         self._listener.close()
 
 
-def engine(files: TlsFiles | None, limits: TransferLimits = LIMITS, checksum: str = "on", **named) -> TransferEngine:
+def engine(files: Files | None, limits: TransferLimits = LIMITS, checksum: str = "on", **named) -> TransferEngine:
     transports = Transports(("tcp",), checksum=checksum)
     return TransferEngine(
-        transports=transports, limits=limits, tls=None if files is None else TlsContexts(files), **named
+        transports=transports, limits=limits, tls=None if files is None else TlsContexts(*files), **named
     )
 
 
@@ -151,14 +153,14 @@ def test_a_silent_initiator_is_shut_out(make_files) -> None:
 
 
 def test_files_are_checked(make_files, tmp_path) -> None:
-    files = make_files("ca")
-    contexts = TlsContexts(files)
+    certificate, key, ca = make_files("ca")
+    contexts = TlsContexts(certificate, key, ca)
     assert contexts.server.minimum_version == contexts.client.minimum_version
     for broken in (
-        TlsFiles(tmp_path / "none.pem", files.key, files.ca),
-        TlsFiles(files.certificate, make_files("ca").key, files.ca),
-        TlsFiles(files.certificate, files.key, files.key),
+        (tmp_path / "none.pem", key, ca),
+        (certificate, make_files("ca")[1], ca),
+        (certificate, key, key),
     ):
         with pytest.raises(InvalidTransfer) as caught:
-            TlsContexts(broken)
+            TlsContexts(*broken)
         assert caught.value.field == "tls"

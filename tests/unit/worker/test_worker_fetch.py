@@ -54,9 +54,10 @@ class Source:
         if address in self.errors:
             raise self.errors[address]
         if address in self.nothing:
-            return ReadResult([False] * len(keys), self.nothing[address])
+            return ReadResult(0, self.nothing[address])
         lacks = self.lacks.get(address, set())
-        return ReadResult([key not in lacks for key in keys], worked=True)
+        leading = next((place for place, key in enumerate(keys) if key in lacks), len(keys))
+        return ReadResult(leading, worked=True)
 
 
 class Index:
@@ -317,7 +318,7 @@ async def test_nothing_is_measured_of_a_span_that_came_only_in_part() -> None:
         async def read(address, keys, *_, arrivals, blocks=blocks, over=over, **__) -> ReadResult:
             arrivals.first_layer.set_result(blocks)  # the other blocks are missing
             await over.wait()
-            return ReadResult([place < blocks for place in range(len(keys))], worked=True)
+            return ReadResult(blocks, worked=True)
 
         world.source.read = read  # type: ignore[method-assign]
         world.fetcher._layers = object()  # type: ignore[assignment]

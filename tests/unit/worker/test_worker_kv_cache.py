@@ -11,6 +11,7 @@ from pinyon.core.layout import KvLayout
 from pinyon.transfer import Access, TransferLimitReached
 from services.worker.kv.cache import KvCache
 from tests.unit.worker.caches import FakeDoors, Holder, new_cache
+from tests.worker_integrity import check_admission
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -31,7 +32,7 @@ async def cache(now, doors):
     cache = new_cache(LAYOUT, 6, lambda: now[0], doors)
     yield cache
     await cache.close()
-    cache.admission.check_integrity()
+    check_admission(cache.admission)
     assert cache.pool.used == 0
     assert not doors.open
 

@@ -13,7 +13,7 @@ from pinyon.core.errors import Internal, InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX, LogprobRows
 from pinyon.core.request import Role, SamplingParams
 from pinyon.core.served import Served
-from pinyon.messages.logprobs import append_logprob_rows
+from pinyon.messages.logprobs import SentLogprobs
 from pinyon.messages.orders import parse_first_token, parse_prefill, parse_submission
 from pinyon.messages.sampling import sampling_to_proto
 from pinyon.model import load_card
@@ -89,7 +89,7 @@ def test_the_longest_log_probabilities_fit_into_a_message(top):
         np.full((count, top), VOCAB_MAX - 1, np.uint32),
         np.full((count, top), -1.5, np.float32),
     )
-    append_logprob_rows(message.prompt_logprobs, rows)
+    SentLogprobs(message.prompt_logprobs).add_rows(rows)
     assert len(message.prompt_logprobs.logprobs) == count
     assert message.ByteSize() + 1024 < MAX_MESSAGE_BYTES
     assert [len(parts) for parts in in_messages([message, message])] == [1, 1]

@@ -18,6 +18,7 @@ from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
 from services.worker.orders.limits import WorkerLimits
 from tests.unit.worker.caches import Holder, new_cache
+from tests.worker_integrity import check_pool
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -130,7 +131,7 @@ async def parts() -> AsyncIterator[Parts]:
     await parts.storage.close()
     assert parts.cache.pool.used == 0
     assert parts.storage.pending == 0
-    parts.cache.pool.check_integrity()
+    check_pool(parts.cache.pool)
 
 
 async def test_a_put_is_for_one_kind_of_request(parts: Parts) -> None:

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.core.clock import Clock
-from pinyon.frontdoor.instances.clusters import ConductorCluster
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.routing.pair import PairCandidate
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import WORKER, peer_name
@@ -53,16 +53,16 @@ class AskedInstances:
 
     def unserved(self) -> dict[str, str]:
         now_s = self.clock()
-        found = {model: self.cluster.view.lacks(model, now_s, self.silent) for model in self.models}
+        found = {model: self.cluster.lacks(model, now_s, self.silent) for model in self.models}
         return {model: why for model, why in found.items() if why and not self.elsewhere(model)}
 
     async def wait_change(self, timeout_s: float) -> None:
-        await self.cluster.view.wait_change(timeout_s)
+        await self.cluster.wait_change(timeout_s)
 
     async def look(self) -> None:
         """Asks the instances that no conductor vouches for, if it is time."""
         everyone = not self.cluster.conductor.connected
-        asked = [each for model in self.models for each in self.cluster.view.unvouched(model, everyone=everyone)]
+        asked = [each for model in self.models for each in self.cluster.unvouched(model, everyone=everyone)]
         if not asked:
             self.silent = frozenset()
             return

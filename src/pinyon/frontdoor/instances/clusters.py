@@ -6,63 +6,43 @@ when the regional controller says so; requests that run there run to their end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any
 
-from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.federation.view import Cluster as Told
 from pinyon.frontdoor.clusters import Adopted
-from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.target import Report
+from pinyon.runtime.channel import Channels
 
+OnListed = Callable[[Collection[str], Collection[str]], None]
+"""A callback for what :meth:`ConductorCluster.update` returns."""
 HOME = ""
 """The name of the region's own cluster."""
 
 
-class ConductorCluster:
-    """One cluster: its ``conductor`` and the ``view`` of its instances. The ``removed`` ones get no new requests."""
-
-    def __init__(self, name: str, address: str, view: InstanceView) -> None:
-        self.name, self.address = name, address
-        self.view = view
-        self.conductor: ConductorSession
-        self.removed: frozenset[str] = frozenset()
-
-
 class Clusters(Adopted[ConductorCluster]):
-    """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make_conductor`` makes a session, not yet
-    started, from a conductor's address and a callback for each list of instances."""
+    """The clusters: ``start`` → ``adopt`` at each change → ``close``. ``make`` makes one whose session is not started
+    yet, of its name, its conductor's address, and a callback for the news of each list."""
 
     def __init__(
         self,
         models: ServedModels,
-        workers: WorkerSessions,
+        unread_tokens: int,
+        channels: Channels,
         home_address: str,
-        make_conductor: Callable[[str, Callable[[conductor_pb2.InstanceList, bool], None]], ConductorSession],
-        make_view: Callable[[str], InstanceView],
+        make: Callable[[str, str, OnListed], ConductorCluster],
         clock: Clock,
     ) -> None:
         super().__init__(models)
-        self._workers = workers
-        self._make_conductor = make_conductor
-        self._make_view = make_view
+        self.workers = WorkerSessions(unread_tokens, self.load, self.lost, clock, channels)
+        self._make = make
         self._clock = clock
-        self.home = self._make(HOME, home_address)
-
-    def _make(self, name: str, address: str) -> ConductorCluster:
-        cluster = ConductorCluster(name, address, self._make_view(name))
-
-        def on_instances(message: conductor_pb2.InstanceList, first: bool) -> None:
-            cluster.view.update(message, self._clock(), first)
-            self._listed(cluster)
-
-        cluster.conductor = self._make_conductor(address, on_instances)
-        return cluster
+        self.home = make(HOME, home_address, self.update_sessions)
 
     def __iter__(self) -> Iterator[ConductorCluster]:
         return iter([self.home, *self.adopted.values()])
@@ -75,6 +55,7 @@ class Clusters(Adopted[ConductorCluster]):
         self.home.conductor.start()
 
     async def close(self) -> None:
+        await self.workers.close()
         await self.give_all_back()
         await self.home.conductor.close()
 
@@ -88,10 +69,10 @@ class Clusters(Adopted[ConductorCluster]):
         return bool(told.conductor)
 
     def is_same(self, cluster: ConductorCluster, told: Told) -> bool:
-        return told.conductor == cluster.address
+        return told.conductor == cluster.conductor.address
 
     def begin(self, name: str, told: Told) -> ConductorCluster:
-        cluster = self._make(name, told.conductor)
+        cluster = self._make(name, told.conductor, self.update_sessions)
         cluster.conductor.start()
         return cluster
 
@@ -99,36 +80,30 @@ class Clusters(Adopted[ConductorCluster]):
         cluster.removed = frozenset(told.removed)
 
     def end(self, cluster: ConductorCluster) -> Coroutine[Any, Any, None]:
-        self._listed(cluster)
+        self.update_sessions()
         return cluster.conductor.close()
 
     # -- instances
 
-    def _listed(self, cluster: ConductorCluster) -> None:
-        """Updates the sessions to instances after a new list, or when a cluster is given back."""
-        addresses = frozenset().union(*(each.view.addresses for each in self))
-        view = cluster.view
-        self._workers.keep_only(addresses, view.renewed, view.restarted)
-        self.watch()
+    def update_sessions(self, renewed: Collection[str] = (), restarted: Collection[str] = ()) -> None:
+        """Updates the sessions to instances after a new list, or when a cluster is given back. All instances report
+        their load, if requests may have to wait for room, or if the region has a name."""
+        known: dict[str, str] = {}
+        for each in self:
+            known.update(each.known(self.models.by_name.keys()))
+        watch = self.models.selective or bool(self.models.region)
+        self.workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
         self.models.tell()
 
-    def watch(self) -> None:
-        """Has all instances report their load, if requests may have to wait for room, or if the region has a name."""
-        if self.models.selective or self.models.region:
-            watched: dict[str, str] = {}
-            for each in self:
-                watched.update(each.view.watched(self.models.by_name.keys()))
-            self._workers.watch(watched)
-
-    def load(self, address: str, instance_id: str, load: worker_pb2.Load, unseen: int) -> None:
+    def load(self, address: str, load: worker_pb2.Load, unseen: int) -> None:
         """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
         report = Report(max(load.pending, load.draining), load.running, load.room)
         for cluster in self:
-            if (known := cluster.view.at(address)) is not None:
-                self.models.load(cluster.name, *known, report, unseen)
+            cluster.heard(address, report, self._clock(), unseen)
+        self.models.tell()
 
-    def silent(self, address: str, instance_id: str) -> None:
+    def lost(self, address: str) -> None:
         """Records that the session of an instance has ended."""
         for cluster in self:
-            if (known := cluster.view.at(address)) is not None:
-                self.models.silent(cluster.name, *known)
+            cluster.lost(address)
+        self.models.tell()

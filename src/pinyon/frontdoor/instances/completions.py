@@ -1,13 +1,17 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: from a body to an answer, whole or as events."""
+"""``/v1/completions`` and ``/v1/chat/completions``, from a body to an answer, whole or as events; and ``/tokenize`` and
+``/detokenize``."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import Internal
@@ -15,56 +19,51 @@ from pinyon.core.request import Usage
 from pinyon.frontdoor.admission import TenantAdmission, Ticket
 from pinyon.frontdoor.failures import broken_by
 from pinyon.frontdoor.head import Head, classify
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models, Prompts
+from pinyon.frontdoor.instances.kind import Dispatcher
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.off_loop import OffLoop
-from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.http.answer import EVENT_STREAM, JSON, Reply, field
 from pinyon.messages.logprobs import SentLogprobs
 from pinyon.openai.choices import ChatChoices, Choice, Choices, CompletionChoices
-from pinyon.openai.format import DONE, AnswerFormat, ChatFormat, CompletionFormat, Facts, error_event
+from pinyon.openai.format import DONE, AnswerFormat, Facts, error_event
 from pinyon.openai.large import is_large
-from pinyon.openai.parse import Call, parse_chat, parse_completion
+from pinyon.openai.parse import Call, parse_detokenize, parse_tokenize
 from pinyon.runtime.deadlines import TimeLimit
 
 NO_CACHE = field(b"cache-control", "no-cache")
 INLINE_ENTRIES = 4096
 """The log-probabilities and token ids that are formatted at once on the event loop, in about 5 ms."""
+PIECE_TOKENS = 4096
+"""The tokens that are written at once, in less than 1 ms."""
+PIECE_CHARS = 64 << 10
 
 Parse = Callable[[bytes | bytearray], Call]
 
 
 @dataclass(slots=True, eq=False)
 class Completions:
-    """The handlers of both routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
+    """The handlers of these routes; ``timeout_s`` is for a whole request, from its head to its last byte."""
 
     admission: TenantAdmission
     dispatcher: Dispatcher
-    models: Models
+    models: Mapping[str, Prompts]
     off_loop: OffLoop
     timeout_s: float
     clock: Clock
 
-    async def completion(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Answers a completion and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        return await self._answer(head, body, parse_completion, CompletionFormat, reply)
-
-    async def chat(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
-        """Answers a chat and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
-        return await self._answer(head, body, parse_chat, ChatFormat, reply)
-
-    async def _answer(
-        self, head: Head, body: bytes | bytearray, parse: Parse, make_format: type[AnswerFormat], reply: Reply
+    async def answer(
+        self, parse: Parse, make_format: type[AnswerFormat], head: Head, body: bytes | bytearray, reply: Reply
     ) -> int:
+        """Answers a call and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
         deadline_s = head.arrived_s + self.timeout_s
         try:
             with TimeLimit(deadline_s - self.clock()), self.admission.admit(head.client) as ticket:
                 holder, now_s = head.client.holder, time.time()
                 call = await self.off_loop.run(holder, parse, body) if is_large(body) else parse(body)
                 request_class = classify(head.labels, call, head.client, now_s, "x-pinyon-geographies")
-                prompts, created_s = self.models.of(call.model), int(now_s)
+                prompts, created_s = prompts_of(self.models, call.model), int(now_s)
                 wishes = (head.no_reuse, head.ttft_slo_ms, head.traceparent)
                 terms = Terms(head.arrived_s, deadline_s, not call.stream, *wishes)
                 requests = await prompts.requests(
@@ -76,12 +75,9 @@ class Completions:
                     return 200
                 request = requests[0]
                 answer_format = make_format(head.unique, call.model, created_s, call.include_usage)
-                if call.stream:
-                    events = _Events(request, ticket, answer_format, reply)
-                    await self.dispatcher.run(request, ticket, events.take)
-                    await events.end(call.include_usage, self._facts(head, request))
-                else:
-                    await self._whole(head, request, ticket, answer_format, reply)
+                text = _OneText(request, ticket, answer_format, reply)
+                await self.dispatcher.run(request, ticket, text.take)
+                await text.end(call.include_usage, self.facts(head, requests))
             return 200
         except Exception as raised:
             error = broken_by(raised, reply, self.timeout_s, head.log_id)
@@ -90,23 +86,41 @@ class Completions:
         await reply.end(error_event(error) + DONE)
         return 200
 
-    async def _whole(
-        self, head: Head, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply
-    ) -> None:
-        texts: list[str] = []
-        await self.dispatcher.run(request, ticket, lambda delta: texts.append(delta.text))
-        assert request.finish_reason is not None
-        facts, usage = self._facts(head, request), request.usage()
-        body = answer_format.whole("".join(texts), request.finish_reason.value, usage, facts)
-        reply.whole(200, body, JSON, rate_fields(ticket.levels))
+    async def tokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Answers with the tokens of a text, as vLLM does. Takes no place in the queue, but counts in the limit of the
+        tenant per minute. Long work runs beside the event loop, where places are limited."""
+        self.admission.count(head.client)
+        holder = head.client.holder
+        call = await self.off_loop.run_large(is_large(body), holder, parse_tokenize, body)
+        prompts = prompts_of(self.models, call.model)
+        tokens = await prompts.tokenize(call.prompt, call.prompt_field, call.rendering, holder)
+        arguments = (prompts, tokens, call.strings)
+        answer = await self.off_loop.run_large(len(tokens) // 4 > PIECE_TOKENS, holder, _tokenized, *arguments)
+        reply.whole(200, answer, JSON)
+        return 200
 
-    def _facts(self, head: Head, request: Request) -> Facts | None:
-        return request.report(self.clock()) if head.report else None
+    async def detokenize(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
+        """Answers with the text of tokens. Counts as :meth:`tokenize` does."""
+        self.admission.count(head.client)
+        holder = head.client.holder
+        model, tokens = await self.off_loop.run_large(is_large(body), holder, parse_detokenize, body)
+        text = await prompts_of(self.models, model).decode(tokens, "tokens", holder, skip_special_tokens=False)
+        answer = await self.off_loop.run_large(len(text) > PIECE_CHARS, holder, _detokenized, text)
+        reply.whole(200, answer, JSON)
+        return 200
+
+    def facts(self, head: Head, requests: Sequence[Request]) -> Facts | None:
+        """Returns the facts about all requests of one call, if the client asked for them."""
+        if not head.report:
+            return None
+        reports = [request.report(self.clock()) for request in requests]
+        return reports[0] if len(reports) == 1 else {"choices": reports}
 
 
-class _Events:
-    """A streamed answer. It begins with the first text: until then, a failure still has a status of its own. From then
-    on text goes out as it comes, and :meth:`take` is called only while the client does not keep up."""
+class _OneText:
+    """The answer to a call that wants one text. A stream begins with the first text: until then, a failure still has a
+    status of its own. From then on text goes out as it comes, and :meth:`take` is called only while the client does not
+    keep up."""
 
     def __init__(self, request: Request, ticket: Ticket, answer_format: AnswerFormat, reply: Reply) -> None:
         self._request = request
@@ -114,11 +128,11 @@ class _Events:
         self._format = answer_format
         self._reply = reply
         self._tail = ""
-        """The text that came with the last update."""
+        """The text that came with the last update: all of it, if the answer is not streamed."""
 
     def take(self, delta: Delta) -> Awaitable[None] | None:
         request = self._request
-        if request.finished:
+        if request.finish_reason is not None:
             self._tail += delta.text
             return None
         if not delta.text:
@@ -139,9 +153,11 @@ class _Events:
 
     async def end(self, include_usage: bool, facts: Facts | None) -> None:
         request, answer_format = self._request, self._format
-        reason = request.finish_reason
-        assert reason is not None
-        events = answer_format.finish(self._tail, reason.value, None if include_usage else facts)
+        if request.whole:
+            body = answer_format.whole(self._tail, request.outcome, request.usage(), facts)
+            self._reply.whole(200, body, JSON, self._ticket.rate_fields)
+            return
+        events = answer_format.finish(self._tail, request.outcome, None if include_usage else facts)
         if include_usage:
             events += answer_format.usage(request.usage(), facts)
         await self._reply.end(self._opened(events).encode("ascii") + DONE)
@@ -188,15 +204,14 @@ class _Choices:
             await self._run_all()
         finally:
             ticket.leave(sum(request.used_tokens for request in requests))
+        usage, facts = self._usage(), self._owner.facts(self._head, requests)
         if self._call.stream:
-            await self._reply.end(self._format.usage(self._usage(), self._facts()) + DONE)
+            await self._reply.end(self._format.usage(usage, facts) + DONE)
         else:
-            arguments = (self._choices, self._usage(), self._facts())
-            if sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES:
-                body = await self._owner.off_loop.run(self._head.client.holder, self._format.whole, *arguments)
-            else:
-                body = self._format.whole(*arguments)
-            self._reply.whole(200, body, JSON, rate_fields(ticket.levels))
+            large = sum(map(self._format.entries, self._choices)) > INLINE_ENTRIES
+            run = self._owner.off_loop.run_large
+            body = await run(large, self._head.client.holder, self._format.whole, self._choices, usage, facts)
+            self._reply.whole(200, body, JSON, ticket.rate_fields)
 
     async def _run_all(self) -> None:
         """Runs all choices. The call's own slot runs one after the other, so the call ends however full the queue is,
@@ -240,13 +255,12 @@ class _Choices:
 
         def take(delta: Delta) -> Awaitable[None] | None:
             self._add(request, choice, delta)
-            if call.stream and not request.finished and (choice.text or (rich and choice.tokens)):
+            if call.stream and request.finish_reason is None and (choice.text or (rich and choice.tokens)):
                 return self._send(choice)
             return None
 
         await self._owner.dispatcher.run(request, None, take)
-        assert request.finish_reason is not None
-        choice.reason = "length" if call.unseen else request.finish_reason.value
+        choice.reason = "length" if call.unseen else request.outcome
         if not call.unseen:
             choice.completion_tokens = request.usage().completion_tokens
         if call.stream:
@@ -276,10 +290,9 @@ class _Choices:
         """Sends the news of a choice, one choice at a time, as the client reads one stream."""
         async with self._writing:
             events = b"" if choice.begun else self._format.begin(choice)
-            if self._format.entries(choice) > INLINE_ENTRIES:
-                events += await self._owner.off_loop.run(self._head.client.holder, self._format.event, choice)
-            else:
-                events += self._format.event(choice)
+            large = self._format.entries(choice) > INLINE_ENTRIES
+            run = self._owner.off_loop.run_large
+            events += await run(large, self._head.client.holder, self._format.event, choice)
             if not self._reply.begun:
                 _begin_events(self._reply, self._ticket)
             await self._reply.send(events)
@@ -293,12 +306,6 @@ class _Choices:
             sum(usage.cached_tokens for usage in firsts),
         )
 
-    def _facts(self) -> Facts | None:
-        if not self._head.report:
-            return None
-        reports = [request.report(self._owner.clock()) for request in self._requests]
-        return reports[0] if len(reports) == 1 else {"choices": reports}
-
 
 def _leave(place: Place, _: asyncio.Task[None]) -> None:
     place.leave()
@@ -306,4 +313,22 @@ def _leave(place: Place, _: asyncio.Task[None]) -> None:
 
 def _begin_events(reply: Reply, ticket: Ticket) -> None:
     """Begins a streamed answer."""
-    reply.begin(EVENT_STREAM, NO_CACHE + rate_fields(ticket.levels))
+    reply.begin(EVENT_STREAM, NO_CACHE + ticket.rate_fields)
+
+
+def _tokenized(prompts: Prompts, tokens: bytes, strings: bool) -> bytes:
+    ids = np.frombuffer(tokens, "<u4")
+    # in pieces, so that other threads get the GIL in between
+    pieces = [ids[at : at + PIECE_TOKENS].tolist() for at in range(0, len(ids), PIECE_TOKENS)]
+    numbers = ",".join([",".join(map(str, piece)) for piece in pieces])
+    texts = "null"
+    if strings:
+        texts = "[" + ",".join([json.dumps(prompts.texts.pieces(piece))[1:-1] for piece in pieces]) + "]"
+    return (
+        f'{{"count":{len(ids)},"max_model_len":{prompts.max_context()},"tokens":[{numbers}],"token_strs":{texts}}}'
+    ).encode("ascii")
+
+
+def _detokenized(text: str) -> bytes:
+    pieces = [json.dumps(text[start : start + PIECE_CHARS])[1:-1] for start in range(0, len(text), PIECE_CHARS)]
+    return f'{{"prompt":"{"".join(pieces)}"}}'.encode("ascii")

@@ -20,7 +20,6 @@ from pinyon.runtime.duplex import Dialed, Method, Redialer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.outgoing import FRAME_BYTES, Outgoing, Pace
 
-WRITE_S = 5.0
 MESSAGES_MAX = 1024
 """The number of messages that wait for a conductor which does not keep up."""
 PARTS_PER_MESSAGE = 64
@@ -53,12 +52,12 @@ class ConductorSession:
         in_flight: Callable[[], int],
         connect: OpenSession = open_session,
     ) -> None:
-        self._address = address
+        self.address = address
         self._lb_id = lb_id
         self._on_instances = on_instances
         self._answer_timeout_s = answer_timeout_s
         self._in_flight = in_flight
-        self._link = Redialer("conductor", address, METHOD, self._converse, write_s=WRITE_S, connect=connect, log=_log)
+        self._link = Redialer("conductor", address, METHOD, self._converse, connect=connect, log=_log)
         self._stream: Dialed[SessionRequest, SessionResponse]
         self._heard = 0
         self._listed = False
@@ -80,7 +79,7 @@ class ConductorSession:
         return len(self._pending)
 
     def start(self) -> None:
-        if self._address:
+        if self.address:
             self._link.start()
 
     async def close(self) -> None:
@@ -120,7 +119,7 @@ class ConductorSession:
                 del self._pending[request_id]
         if response is None:
             if heard == self._heard and not stream.ending:
-                _log.info("the conductor at %s is silent", self._address)
+                _log.info("the conductor at %s is silent", self.address)
                 stream.end(Unavailable("it is silent"))  # so that not every request waits this long
             raise ConductorAway(f"the conductor gave no answer within {self._answer_timeout_s:g} s")
         if response.HasField("error"):

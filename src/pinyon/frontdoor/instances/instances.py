@@ -14,13 +14,13 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.messages.instance import info_from_proto
 from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.layer import Layer
 from pinyon.routing.pair import PairCandidate, choose_pair, serving_groups
 from pinyon.routing.roster import Roster
-from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import UNKNOWN, Report, Routed, Target
 from pinyon.runtime.logging import get_logger
 
 TENANTS_MAX = 4096
@@ -37,7 +37,7 @@ _log = get_logger("lb")
 class ModelView:
     """The properties that all instances of a model share. ``max_context`` is in tokens, 0 if no instance named it."""
 
-    fingerprint: str
+    model_fingerprint: str
     layout: KvLayout
     max_context: int
 
@@ -52,14 +52,19 @@ class _Instance:
     draining: bool
 
 
-class InstanceView:
-    """The known instances. They are kept while the conductor is away, and while a new one does not know them yet
-    (:class:`Roster`), so that serving goes on."""
+class ConductorCluster:
+    """One cluster: the instances known there. They are kept while the conductor is away, and while a new one does not
+    know them yet (:class:`Roster`), so that serving goes on."""
+
+    conductor: ConductorSession
+    """The session with its conductor."""
 
     def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
         """Takes ``layers``, which returns for each model served here the layer whose targets are its instances, and the
         cluster's ``secret``, from which block keys start. Instances with another secret are left out."""
-        self._layers = layers
+        self.removed: frozenset[str] = frozenset()
+        """The instances that get no new requests, as the controller says."""
+        self.layers = layers
         self._secret = secret
         self._secret_id = secret_id(secret)
         self._strangers: frozenset[str] = frozenset()
@@ -75,10 +80,6 @@ class InstanceView:
         """The instances that the conductor has lost sight of, although they do not leave."""
         self._models: dict[str, ModelView] = {}
         self._changed = asyncio.Event()
-        self.renewed: frozenset[str] = frozenset()
-        """The addresses of instances that came, came back or restarted with the last list."""
-        self.restarted: frozenset[str] = frozenset()
-        """The addresses among them at which another process was before."""
         self.addresses: frozenset[str] = frozenset()
         self.in_flight = 0
         """The requests counted on instances, once per role."""
@@ -92,9 +93,14 @@ class InstanceView:
         """Returns whether there may be more instances of the model than those that the conductor places on."""
         return bool(self._roster.unconfirmed or self._doubtful.get(model))
 
-    def update(self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False) -> None:
+    def update(
+        self, message: conductor_pb2.InstanceList, now_s: float, first: bool = False
+    ) -> tuple[set[str], set[str]]:
         """Takes a new list; ``first`` if its conductor has just begun to answer. Inconsistent instances (no layout, no
-        role) are left out."""
+        role) are left out.
+
+        Returns the addresses of instances that came, came back or restarted, and those among them at which another
+        process was before."""
         before, listed = self._instances, _parsed(message)
         self._leave_out_strangers(listed)
         unsure = before.keys() if first else self._roster.unconfirmed
@@ -119,8 +125,8 @@ class InstanceView:
                 self._roster.forget(instance_id)
             else:
                 listed[instance_id] = kept
-        self.renewed, self.restarted = frozenset(renewed), frozenset(restarted)
         self._take(listed, now_s)
+        return renewed, restarted
 
     def _leave_out_strangers(self, listed: dict[str, _Instance]) -> None:
         strangers = frozenset(name for name, each in listed.items() if each.info.key_secret_id != self._secret_id)
@@ -150,7 +156,7 @@ class InstanceView:
                 assert info.layout is not None
                 models[model] = ModelView(info.model_fingerprint, info.layout, max_context)
             elif max_context and (not known.max_context or max_context < known.max_context):
-                models[model] = ModelView(known.fingerprint, known.layout, max_context)
+                models[model] = ModelView(known.model_fingerprint, known.layout, max_context)
             if instance.schedulable:
                 candidates.setdefault(model, []).append(instance.candidate)
             elif not instance.draining:
@@ -168,11 +174,11 @@ class InstanceView:
         for name, old in before.items():
             new = instances.get(name)
             if new is None or new.info.model != old.info.model:
-                layer = self._layers(old.info.model)
+                layer = self.layers(old.info.model)
                 if layer is not None:
                     layer.leave(name)
         for name, new in instances.items():
-            layer = self._layers(new.info.model)
+            layer = self.layers(new.info.model)
             if layer is None:
                 continue
             old_one, candidate = before.get(name), new.candidate
@@ -181,20 +187,28 @@ class InstanceView:
                 layer.report(name, Report(), now_s)  # it gets time until its first report
             layer.set_draining(name, not new.schedulable)
 
-    def watched(self, models: Collection[str]) -> dict[str, str]:
-        """Returns the instances of these models, by address, whose load is to be reported."""
+    def known(self, models: Collection[str]) -> dict[str, str]:
+        """Returns the ids of the instances of these models that requests can be sent to, by address."""
         return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
 
-    def same_keys(self, other: InstanceView, model: str) -> bool:
-        """Returns whether block keys mean the same to the instances of both views."""
-        mine, theirs = self._models.get(model), other._models.get(model)
-        if mine is None or theirs is None or self._secret_id != other._secret_id:
-            return False
-        return (mine.fingerprint, mine.layout) == (theirs.fingerprint, theirs.layout)
+    def heard(self, address: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
+        """Records the report of the instance at an address, if there is one; ``unseen`` of our requests were on their
+        way to it at that time."""
+        layer, name = self._place_of(address)
+        if layer is not None:
+            layer.set_live(name, True)
+            layer.report(name, report, now_s, unseen)
 
-    def at(self, address: str) -> tuple[str, str] | None:
-        """Returns the model and id of the instance at an address; None if there is none."""
-        return self._at.get(address)
+    def lost(self, address: str) -> None:
+        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
+        layer, name = self._place_of(address)
+        if layer is not None:
+            layer.set_live(name, False)
+            layer.begin_session(name)
+
+    def _place_of(self, address: str) -> tuple[Layer | None, str]:
+        model, name = self._at.get(address, ("", ""))
+        return self.layers(model), name
 
     async def wait_change(self, timeout_s: float) -> None:
         """Waits for the next list, at most ``timeout_s``."""
@@ -203,7 +217,7 @@ class InstanceView:
                 await self._changed.wait()
 
     def model(self, name: str) -> ModelView | None:
-        """Returns the view of a model; None if no instance of it was ever listed."""
+        """Returns what is common to a model; None if no instance of it was ever listed."""
         return self._models.get(name)
 
     def servable(self, name: str, now_s: float, total_tokens: int = 1, exclude: Collection[str] = ()) -> bool:
@@ -241,22 +255,26 @@ class InstanceView:
         if known is None:
             return None
         if cache_salt:
-            return namespace(known.fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
-        return _unsalted(known.fingerprint, known.layout.layout_id, tenant, self._secret)
+            return namespace(known.model_fingerprint, known.layout.layout_id, tenant, self._secret, cache_salt)
+        return _unsalted(known.model_fingerprint, known.layout.layout_id, tenant, self._secret)
 
     def fingerprint(self, model: str, instance_id: str) -> str:
         """Returns the fingerprint of the weights that an instance has, or should have; empty if unknown."""
         instance, known = self._instances.get(instance_id), self._models.get(model)
         if instance is not None:
             return instance.info.model_fingerprint
-        return "" if known is None else known.fingerprint
+        return "" if known is None else known.model_fingerprint
 
-    def keys_fit(self, model: str, instance_id: str) -> bool:
-        """Returns whether the keys computed for ``model`` mean the same to this instance (same weights and layout)."""
-        instance, known = self._instances.get(instance_id), self._models.get(model)
-        if known is None or instance is None:
+    def keys_fit(self, home: ConductorCluster, model: str, instance_id: str = "") -> bool:
+        """Returns whether the block keys of requests mean the same to this instance, or else to the model's. They are
+        made by the ``home`` cluster, from its secret, weights and layout."""
+        made, instance = home._models.get(model), self._instances.get(instance_id)
+        needed = self._models.get(model) if instance is None else instance.info
+        if made is None or needed is None or self._secret_id != home._secret_id:
+            return self is home
+        if made is needed:
             return True
-        return (instance.info.model_fingerprint, instance.info.layout) == (known.fingerprint, known.layout)
+        return (made.model_fingerprint, made.layout) == (needed.model_fingerprint, needed.layout)
 
     def with_other_weights(self, model: str, fingerprint: str) -> set[str]:
         """Returns the instances of the model that must not continue tokens which those weights have generated."""
@@ -293,7 +311,7 @@ class InstanceView:
             for each in known
             if (each.instance_id in failures if careful else failures.avoids(each.instance_id, now_s))
         }
-        layer = self._layers(model)
+        layer = self.layers(model)
         groups = serving_groups(known, total_tokens, exclude, avoided)
         pair = None if layer is None else choose_pair(groups, layer, routed, now_s)
         if layer is None or pair is None:
@@ -314,7 +332,7 @@ class InstanceView:
     ) -> tuple[Target | None, Target | None]:
         """Counts a request on its instances until :meth:`end` is called with the result."""
         self.in_flight += 2
-        layer = self._layers(model)
+        layer = self.layers(model)
         if layer is None:
             return None, None
         prefill, decode = placement.prefill_instance_id, placement.decode_instance_id

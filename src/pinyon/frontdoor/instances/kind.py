@@ -5,29 +5,34 @@ When the conductor is away, or has lost sight of a model, the load balancer choo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import NotFound, PinyonError, ResourceExhausted, Unavailable
-from pinyon.frontdoor.instances.clusters import HOME, Clusters, ConductorCluster
+from pinyon.frontdoor.instances.clusters import HOME, Clusters
 from pinyon.frontdoor.instances.conductor_session import ConductorAway
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.metrics import LbMetrics
-from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request
-from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
+from pinyon.frontdoor.instances.recorder import Recorder
+from pinyon.frontdoor.instances.request import RETRY_CODES, Delta, Request, Take
+from pinyon.frontdoor.line import Place
 from pinyon.frontdoor.regions.links import RegionLinks
-from pinyon.frontdoor.request_loop import LoopLimits
+from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.update_stream import WorkerStream
 from pinyon.routing.layer import Layer
-from pinyon.routing.two_layers import RoutingChoice, Where
+from pinyon.routing.routing_keys import keys_of_blocks, routing_root, token_keys
+from pinyon.routing.target import Routed
+from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, Where
 from pinyon.runtime.logging import get_logger
 
 RETRY_AFTER_S: Final = 1.0
+ROOTS_MAX: Final = 4096
 
 _log = get_logger("lb")
 
@@ -37,7 +42,6 @@ class InstanceKind:
     """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for our instances, here or in other regions."""
 
     clusters: Clusters
-    workers: WorkerSessions
     models: ServedModels
     regions: RegionLinks
     metrics: LbMetrics
@@ -52,49 +56,37 @@ class InstanceKind:
         if choice.where is Where.WAIT and not self.models.serves_here(request.route):
             return Unavailable("No region that may serve this request has room now.", retry_after_s=RETRY_AFTER_S)
         cluster = self.clusters.get(choice.target if choice.where is Where.ADOPTED else HOME)
-        held = self.models.hold_here(request.model, cluster.name)
+        layer = cluster.layers(request.model) if self.models.selective else None
+        if layer is not None:
+            layer.hold()  # a place at its instances, while its conductor chooses one
         try:
             request.placement = await self._placement(request, cluster)
         except (Unavailable, NotFound, ResourceExhausted) as error:
             return error  # waiting does not help against any other error
         finally:
-            if held is not None:
-                held.release()
+            if layer is not None:
+                layer.release()
         request.choice, request.placed_by = choice, cluster
         return None
 
     async def _placement(self, request: Request, cluster: ConductorCluster) -> common_pb2.Placement:
         """Returns a placement. Raises :class:`ResourceExhausted` for a rejection, and :class:`Unavailable`."""
         exclude = self._excluded(request, cluster)
-        if self.by_routing:
-            return self._own_choice(request, exclude, cluster)
-        try:
-            keys = None if self._keys_are(cluster, request.model) else b""
-            asked = request.schedule_message(exclude, keys)
-            return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
-        except (Unavailable, NotFound) as refusal:  # ConductorAway among them
-            # The model is ours, so the conductor knows no instance of it, or none yet.
-            if not isinstance(refusal, ConductorAway) and not cluster.view.doubts(request.model):
-                raise
-        placement = self._own_choice(request, exclude, cluster)
-        self.metrics.fallbacks.add()
+        model = request.model
+        if not self.by_routing:
+            try:
+                keys = None if cluster.keys_fit(self.clusters.home, model) else b""
+                asked = request.schedule_message(exclude, keys)
+                return await cluster.conductor.place(asked, request.schedule_bytes(exclude))
+            except (Unavailable, NotFound) as refusal:  # ConductorAway among them
+                # The model is ours, so the conductor knows no instance of it, or none yet.
+                if not isinstance(refusal, ConductorAway) and not cluster.doubts(model):
+                    raise
+        wanted, routed, careful = request.tokens_wanted, request.route.routed, request.tries > 0
+        placement = cluster.choose(model, wanted, exclude, self.clock(), routed, careful=careful)
+        if not self.by_routing:
+            self.metrics.fallbacks.add()
         return placement
-
-    def _own_choice(
-        self, request: Request, exclude: Collection[str], cluster: ConductorCluster
-    ) -> common_pb2.Placement:
-        return cluster.view.choose(
-            request.model,
-            request.tokens_wanted,
-            exclude,
-            self.clock(),
-            request.route.routed,
-            careful=request.tries > 0,
-        )
-
-    def _keys_are(self, cluster: ConductorCluster, model: str) -> bool:
-        """Returns whether block keys of requests, which are those of the own cluster, fit the cluster's instances."""
-        return cluster is self.clusters.home or cluster.view.same_keys(self.clusters.home.view, model)
 
     def _excluded(self, request: Request, cluster: ConductorCluster) -> set[str]:
         """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
@@ -102,11 +94,11 @@ class InstanceKind:
         excluded = request.failed_instances | cluster.removed
         if not (request.tokens and request.fingerprint):
             return excluded
-        model, view = request.model, cluster.view
-        exclude = excluded | view.with_other_weights(model, request.fingerprint)
+        model = request.model
+        exclude = excluded | cluster.with_other_weights(model, request.fingerprint)
         if len(exclude) == len(excluded):
             return exclude
-        if request.whole and not view.servable(model, self.clock(), request.tokens_wanted, exclude):
+        if request.whole and not cluster.servable(model, self.clock(), request.tokens_wanted, exclude):
             _log.warning(
                 "nobody else has the weights that generated: from the start",
                 extra={"request_id": request.name, "generated": len(request.tokens)},
@@ -129,16 +121,15 @@ class InstanceKind:
         assert placement is not None
         assert cluster is not None
         attempt_id, placed_s = request.attempt_id, self.clock()
-        view = cluster.view
         request.begin_attempt(placed_s)
-        counted = view.begin(request.model, placement, request.route.routed)
+        counted = cluster.begin(request.model, placement, request.route.routed)
         try:
             await self._on_instance(request, placement, cluster, attempt_id)
         finally:
-            view.end(counted)
+            cluster.end(counted)
             self.models.tell()
-            if request.finished:
-                view.failures.succeeded(placement.decode_instance_id, placed_s)
+            if request.finish_reason is not None:
+                cluster.failures.succeeded(placement.decode_instance_id, placed_s)
             else:
                 # An instance that still lives reports the end itself; a dead one cannot.
                 cluster.conductor.release(attempt_id)
@@ -146,20 +137,20 @@ class InstanceKind:
     async def _on_instance(
         self, request: Request, placement: common_pb2.Placement, cluster: ConductorCluster, attempt_id: str
     ) -> None:
-        view, model, decode, placed_s = cluster.view, request.model, placement.decode_instance_id, self.clock()
+        model, decode, placed_s = request.model, placement.decode_instance_id, self.clock()
         size_bytes = request.size_bytes + 4 * len(request.tokens) + placement.ByteSize()
         try:
-            opened = await self.workers.open(placement.decode_address, size_bytes, request.gap_s, decode)
+            opened = await self.clusters.workers.open(placement.decode_address, decode, size_bytes, request.gap_s)
         except Unavailable as error:
             request.error = error
             return
         stream = opened[0]
         try:
-            keys_fit = self._keys_are(cluster, model) and view.keys_fit(model, decode)
-            request.fill(opened[1], attempt_id, keys_fit, view.fingerprint(model, decode), self.clock())
+            keys_fit = cluster.keys_fit(self.clusters.home, model, decode)
+            request.fill(opened[1], attempt_id, keys_fit, cluster.fingerprint(model, decode), self.clock())
             del opened  # a part of a message keeps the whole message alive
             await self._receive(
-                request, stream, lambda: view.failures.succeeded(placement.prefill_instance_id, placed_s)
+                request, stream, lambda: cluster.failures.succeeded(placement.prefill_instance_id, placed_s)
             )
         finally:
             request.reached, request.lost = stream.reached, stream.lost
@@ -196,7 +187,7 @@ class InstanceKind:
         assert take is not None
         while request.finish_reason is None and request.error is None:
             delta = _fold(request, await stream.take(), clock())
-            if waits and (delta.tokens or request.finished):
+            if waits and (delta.tokens or request.finish_reason is not None):
                 waits = False
                 begun()
             if not delta.tokens and not delta.text:
@@ -219,10 +210,9 @@ class InstanceKind:
         now_s, leaving = self.clock(), False
         cluster = request.placed_by
         if cluster is not None and not request.lb and (failed := request.failed_instance) is not None:
-            view = cluster.view
-            leaving = view.leaves(failed)
+            leaving = cluster.leaves(failed)
             if not request.found_full:
-                view.failures.failed(failed, now_s)
+                cluster.failures.failed(failed, now_s)
         if not request.retry(self.limits.attempts, self.limits.wait_s, now_s, leaving=leaving):
             if error.grpc_code not in RETRY_CODES or request.refused:
                 return error
@@ -241,7 +231,7 @@ class InstanceKind:
         return False
 
     def nobody(self, request: Request, error: PinyonError) -> PinyonError:
-        home = self.clusters.home.view
+        home = self.clusters.home
         if request.tokens and home.with_other_weights(request.model, request.fingerprint):
             return Unavailable(
                 "The instance that generated went away, and no other one serves the weights it began with.",
@@ -256,12 +246,12 @@ class InstanceKind:
         Drops exclusions, as instances may have restarted under their old names. An instance that failed lately stays
         excluded without news of it: its address may still be dead, and attempts are few. So does a load balancer that
         is still away."""
-        await self.clusters.home.view.wait_change(timeout_s)
+        await self.clusters.home.wait_change(timeout_s)
         failed = request.exclude
         if failed:
             bad = self.models.still_away(failed)
             for cluster in self.clusters:
-                bad.update(cluster.view.failures.avoided(self.clock()))
+                bad.update(cluster.failures.avoided(self.clock()))
             failed &= bad
 
 
@@ -277,3 +267,54 @@ def _fold(request: Request, updates: list[worker_pb2.StreamUpdate], now_s: float
         tokens += delta.tokens
         logprobs.MergeFrom(delta.logprobs)
     return Delta("".join(texts), tokens, logprobs)
+
+
+def routed(request: Request, models: ServedModels, secret: bytes) -> Routed:
+    """Returns what the target of a request is chosen by: keys of its prompt, starting from the cluster's ``secret``,
+    and its session or user. It must be cheap, as it is recorded for every request, whatever chooses the target."""
+    whose = request.request_class
+    if not models.selective and request.block_keys:
+        # Where a conductor chooses and there are no other regions, the block keys made for it are good enough.
+        keys = keys_of_blocks(request.block_keys)
+    else:
+        keys = token_keys(_root(request.model, whose.tenant, secret, whose.cache_salt), request.tokens_le32)
+    key = whose.session or whose.user
+    return Routed(keys, f"{whose.tenant}/{key}" if key else "")
+
+
+@lru_cache(maxsize=ROOTS_MAX)
+def _root(model: str, tenant: str, secret: bytes, cache_salt: str) -> bytes:
+    return routing_root(model, tenant, secret, cache_salt)
+
+
+class Dispatcher:
+    """The dispatcher of a load balancer. Every request runs in the task that calls :meth:`run`."""
+
+    def __init__(self, loop: RequestLoop[Request], models: ServedModels, secret: bytes, recorder: Recorder) -> None:
+        self._loop = loop
+        self._models, self._secret = models, secret
+        self._recorder = recorder
+
+    async def run(self, request: Request, ticket: Place | None, take: Take) -> None:
+        """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
+
+        Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
+        its ticket is left and no hop keeps anything of it.
+        """
+        target, whose = routed(request, self._models, self._secret), request.request_class
+        request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)
+        request.take = take
+        try:
+            await self._loop.run(request, ticket)
+        finally:
+            request.take = None
+            self._recorder.ended(request)
+        if request.whole and (doing := take(request.held())) is not None:
+            await doing
+
+    def demand(self, request: Request) -> int:
+        """Returns the demand of the request: the number of the set of targets that it waits for in the queue."""
+        # The keys of its prompt say nothing about that: they are made when it runs.
+        whose = request.request_class
+        route = RoutedRequest(Routed(), whose.geographies, whose.tenant, request.sender, request.exclude)
+        return self._models.demand(self._models.of(request.model), route)

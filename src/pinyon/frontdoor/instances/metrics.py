@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from pinyon.core.request import Usage
-from pinyon.frontdoor.instances.conductor_session import ConductorSession
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.request import Request
-from pinyon.frontdoor.instances.worker_sessions import WorkerSessions
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.runtime.metrics import Figure, Figures
@@ -27,11 +25,10 @@ class LbMetrics(DoorMetrics[Request]):
         registry: CollectorRegistry,
         models: Sequence[str],
         line: Line,
-        conductor: ConductorSession,
-        workers: WorkerSessions,
-        view: InstanceView,
+        clusters: Clusters,
     ) -> None:
         super().__init__(registry, line, models)
+        home, workers = clusters.home, clusters.workers
         self._no_token = Count(
             "pinyon_lb_no_token",
             "Requests that ended without a token, by how; pinyon_lb_ttft_seconds has the others",
@@ -54,14 +51,14 @@ class LbMetrics(DoorMetrics[Request]):
         )
         gauges: tuple[Figure, ...] = (
             ("unfinished_tokens", "Tokens generated for requests that have not ended", self._unfinished),
-            ("placing_requests", "Requests waiting for the conductor", lambda: conductor.pending),
-            ("instances", "Instances that requests can be sent to", lambda: len(view.addresses)),
+            ("placing_requests", "Requests waiting for the conductor", lambda: home.conductor.pending),
+            ("instances", "Instances that requests can be sent to", lambda: len(home.addresses)),
             ("unconfirmed_instances", "Instances that the conductor has not listed yet since it started",
-             lambda: view.unconfirmed),
+             lambda: home.unconfirmed),
             ("worker_streams", "Requests open on instances", lambda: workers.streams),
             ("worker_sessions", "Sessions to instances", lambda: len(workers)),
-            ("counted_placements", "Requests counted on instances, per role", lambda: view.in_flight),
-            ("conductor_connected", "1 while the conductor answers", lambda: float(conductor.connected)),
+            ("counted_placements", "Requests counted on instances, per role", lambda: home.in_flight),
+            ("conductor_connected", "1 while the conductor answers", lambda: float(home.conductor.connected)),
         )  # fmt: skip
         registry.register(Figures("pinyon_lb", gauges))
 

@@ -7,10 +7,9 @@ the streams of others.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -21,7 +20,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
 from pinyon.frontdoor.failures import unknown_model
-from pinyon.frontdoor.instances.instances import InstanceView
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.instances.tokenizer_process import TokenizerProcess, tokenize
 from pinyon.frontdoor.off_loop import OffLoop
@@ -102,14 +101,14 @@ class Prompts:
     def __init__(
         self,
         card: ModelCard,
-        view: InstanceView,
+        cluster: ConductorCluster,
         off_loop: OffLoop,
         chains: KeyChains,
         chat_max_tokens: int,
         chars_per_token_max: int,
     ) -> None:
         self._card = card
-        self._view = view
+        self._cluster = cluster
         self._chat_max_tokens = chat_max_tokens
         self._chars_per_token_max = chars_per_token_max
         self.model = card.name
@@ -129,7 +128,7 @@ class Prompts:
 
     def max_context(self) -> int:
         """Returns the most tokens of prompt plus generation: the instances' limit, or the model's if none is known."""
-        known = self._view.model(self.model)
+        known = self._cluster.model(self.model)
         limit = (known.max_context if known is not None else 0) or self._card.config.max_context
         return min(limit, PROMPT_TOKENS_MAX)
 
@@ -149,12 +148,12 @@ class Prompts:
         numbers are part of their ids. ``holder`` names the client that places are counted against (empty: none). Raises
         :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
         """
-        self._check(call)
+        rendering = self._checked(call.rendering, holder, request_class.cache_salt)
+        call.sampling.check_tokens(self._card.config.vocab_size)
         context = self.max_context()
         prompts = (call.prompt, *call.others)
         # many short prompts of one call must not hold up the event loop either
         inline = not call.others or sum(map(_size, prompts)) <= self._inline_chars
-        rendering = self._owned(call.rendering, holder, request_class.cache_salt)
         all_tokens, total = [], 0
         for prompt in prompts:
             tokens = await self._tokens(prompt, call.prompt_field, rendering, context, holder, inline=inline)
@@ -184,8 +183,7 @@ class Prompts:
 
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
         """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
-        self._check_rendering(rendering)
-        rendering = self._owned(rendering, holder)
+        rendering = self._checked(rendering, holder)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:
@@ -196,9 +194,8 @@ class Prompts:
             count = len(tokens) // 4
             raise InvalidArgument(f"{field} has {count} token ids, at most {limit} are allowed.", field=field)
         self._check_tokens(tokens, field)
-        if len(tokens) <= 4 * INLINE_CHARS:
-            return self._decode(tokens, skip_special_tokens)
-        return await self._off_loop.run(holder, self._decode, tokens, skip_special_tokens)
+        large = len(tokens) > 4 * INLINE_CHARS
+        return await self._off_loop.run_large(large, holder, self._decode, tokens, skip_special_tokens)
 
     def _decode(self, tokens: bytes, skip_special_tokens: bool) -> str:
         """Returns the text of tokens, decoding pieces so that other threads get the GIL in between."""
@@ -208,19 +205,13 @@ class Prompts:
         texts = [detokenizer.push(ids[start : start + DECODED_TOKENS].tolist()) for start in starts]
         return "".join(texts) + detokenizer.flush()
 
-    def _check(self, call: Call) -> None:
-        self._check_rendering(call.rendering)
-        call.sampling.check_tokens(self._card.config.vocab_size)
-
-    def _owned(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
+    def _checked(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
         """Returns the rendering with an owner: what is remembered of a text is for those who share its KV."""
+        if rendering.variables is not None:
+            self._card.chat_template.check_variables(rendering.variables)
         if not self._looked_at_chars or not (holder or salt):
             return rendering
         return rendering._replace(whose=f"{len(holder)}:{holder}{salt}")
-
-    def _check_rendering(self, rendering: Rendering) -> None:
-        if rendering.variables is not None:
-            self._card.chat_template.check_variables(rendering.variables)
 
     @staticmethod
     def _count(call: Call, tokens: bytes, context: int) -> int:
@@ -258,8 +249,8 @@ class Prompts:
     async def _keys(
         self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
     ) -> bytes:
-        start = self._view.namespace(model, request_class.tenant, request_class.cache_salt)
-        known = self._view.model(model)
+        start = self._cluster.namespace(model, request_class.tenant, request_class.cache_salt)
+        known = self._cluster.model(model)
         if start is None or known is None:
             return b""  # the layout is not known yet, so the worker computes them
         block_tokens = known.layout.block_tokens
@@ -301,31 +292,13 @@ class Prompts:
             raise InvalidArgument(f"{field} holds a token id outside the vocabulary of {vocab_size}.", field=field)
 
 
-class Models:
-    """The served models, each name once; the first is the default. ``close`` ends what they have started."""
-
-    def __init__(self, served: Sequence[Prompts]) -> None:
-        self.default = served[0]
-        self._by_name = {prompts.model: prompts for prompts in served}
-
-    def __iter__(self) -> Iterator[Prompts]:
-        return iter(self._by_name.values())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._by_name)
-
-    def of(self, name: str | None) -> Prompts:
-        """Returns the model of that name, or the default. Raises :class:`NotFound`."""
-        if name is None:
-            return self.default
-        found = self._by_name.get(name)
-        if found is None:
-            raise unknown_model(name, self.names)
-        return found
-
-    async def close(self) -> None:
-        await asyncio.gather(*(prompts.close() for prompts in self))
+def prompts_of(served: Mapping[str, Prompts], name: str | None) -> Prompts:
+    """Returns the one for the model of that name, or the first one, which is the default. Raises :class:`NotFound`."""
+    found = next(iter(served.values())) if name is None else served.get(name)
+    if found is None:
+        assert name is not None
+        raise unknown_model(name, served)
+    return found
 
 
 def _seed(call: Call) -> int:

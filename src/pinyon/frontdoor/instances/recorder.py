@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import NamedTuple
 
 from pinyon.api.admin.v1 import admin_pb2
@@ -50,12 +51,13 @@ class Recorder:
             raise Unavailable("the load balancer is stopping")
         if len(self._recordings) >= RECORDINGS_MAX:
             raise ResourceExhausted(f"{RECORDINGS_MAX} traces are being recorded here", retry_after_s=60.0)
-        recording = _Recording(salt, self._clock())
+        recording = _Recording(self._clock())
         self._recordings.append(recording)
         try:
             yield admin_pb2.RecordResponse()
-            while (message := await recording.take()) is not None:
-                yield message
+            while batch := await recording.take():
+                requests = await asyncio.to_thread(list, map(partial(_hashed, salt), batch))
+                yield admin_pb2.RecordResponse(requests=requests, dropped=recording.dropped)
         finally:
             self._recordings.remove(recording)
 
@@ -76,12 +78,11 @@ class _Ended(NamedTuple):
 
 
 class _Recording:
-    def __init__(self, salt: bytes, began_s: float) -> None:
-        self._salt = salt
+    def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._waiting: deque[_Ended] = deque()
         self._waiting_bytes = 0
-        self._dropped = 0
+        self.dropped = 0
         self._ended = False
         self._news = asyncio.Event()
 
@@ -90,7 +91,7 @@ class _Recording:
             return
         size = len(request.tokens_le32)
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
-            self._dropped += 1
+            self.dropped += 1
         else:
             ended = _Ended(request.model, request.request_class, request.tokens_le32, len(request.tokens))
             self._waiting.append(ended)
@@ -101,8 +102,8 @@ class _Recording:
         self._ended = True
         self._news.set()
 
-    async def take(self) -> admin_pb2.RecordResponse | None:
-        """Returns the next message; None after the last one."""
+    async def take(self) -> list[_Ended]:
+        """Returns the requests of the next message; none after the last one."""
         while not self._waiting and not self._ended:
             self._news.clear()
             await self._news.wait()
@@ -112,10 +113,7 @@ class _Recording:
             batch.append(self._waiting.popleft())
             size += len(batch[-1].tokens_le32)
         self._waiting_bytes -= size
-        if not batch:
-            return None
-        requests = await asyncio.to_thread(lambda: [_hashed(self._salt, each) for each in batch])
-        return admin_pb2.RecordResponse(requests=requests, dropped=self._dropped)
+        return batch
 
 
 def _hashed(salt: bytes, ended: _Ended) -> admin_pb2.RecordedRequest:

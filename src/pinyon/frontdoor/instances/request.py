@@ -19,7 +19,7 @@ from pinyon.core.errors import Internal, InvalidArgument, ResourceExhausted, Una
 from pinyon.core.request import FinishReason, RequestClass, SamplingParams, Usage
 from pinyon.frontdoor.failures import REGION_FIELD, REJECTED_FIELD
 from pinyon.frontdoor.flight import Flight
-from pinyon.frontdoor.instances.clusters import ConductorCluster
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.request_loop import TRIES_MAX
 from pinyon.messages.enums import finish_reason_from_proto
 from pinyon.messages.error import error_from_proto
@@ -30,6 +30,10 @@ from pinyon.runtime.telemetry import Span
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
 """The ``error.field`` of errors against the instance that computes the prompt, or the one that decodes."""
+
+PREFILL_TIMES = ("queue_ms", "fetch_ms", "compute_ms", "push_ms")
+PREFILL_TOKENS = ("computed_tokens", "local_tokens", "peer_tokens", "store_tokens", "decode_local_tokens")
+"""Fields of a prefill instance's report that clients can ask for, under the same names."""
 
 NO_LOGPROBS = common_pb2.Logprobs()
 """An empty message, which must not be changed."""
@@ -171,11 +175,6 @@ class Request(Flight):
         """The maximum size in a message, without the placement and tokens that were generated already."""
         prompt = len(self.tokens_le32) + len(self.block_keys)
         return prompt + self.texts_bytes + self.sampling.list_bytes + FIXED_BYTES
-
-    @property
-    def finished(self) -> bool:
-        """True if the request has its ``finish_reason``."""
-        return self.finish_reason is not None
 
     def traced(self, span: Span) -> None:
         span.classify(self.request_class)
@@ -434,15 +433,13 @@ class Request(Flight):
         return Usage(prompt, completion, min(said.cached_tokens, prompt))
 
     def usage_message(self) -> common_pb2.Usage:
-        usage, said = self.usage(), self._usage or common_pb2.Usage()
-        return common_pb2.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            cached_local_tokens=said.cached_local_tokens,
-            cached_peer_tokens=said.cached_peer_tokens,
-            cached_store_tokens=said.cached_store_tokens,
-        )
+        """Returns the usage with where the cached tokens came from."""
+        usage, message = self.usage(), common_pb2.Usage()
+        if self._usage is not None:
+            message.CopyFrom(self._usage)
+        message.prompt_tokens, message.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+        message.cached_tokens = usage.cached_tokens
+        return message
 
     def report(self, now_s: float) -> dict[str, object]:
         """Returns the facts for ``x-pinyon-report``: where the request ran, what was reused, and the times in ms."""
@@ -456,18 +453,11 @@ class Request(Flight):
             **({"region": self.region} if self.region else {}),
             "attempts": self.tries,
             "lb_ms": round((self.placed_s - self.arrived_s) * 1e3, 3),
-            "queue_ms": round(prefill.queue_ms, 3),
-            "fetch_ms": round(prefill.fetch_ms, 3),
-            "compute_ms": round(prefill.compute_ms, 3),
-            "push_ms": round(prefill.push_ms, 3),
+            **{name: round(getattr(prefill, name), 3) for name in PREFILL_TIMES},
             "ttft_ms": round((self.first_token_s - self.arrived_s) * 1e3, 3) if self.first_token_s else None,
             "total_ms": round((now_s - self.arrived_s) * 1e3, 3),
             "predicted_ttft_ms": round(placement.predicted_ttft_ms, 3),
-            "computed_tokens": prefill.computed_tokens,
-            "local_tokens": prefill.local_tokens,
-            "peer_tokens": prefill.peer_tokens,
-            "store_tokens": prefill.store_tokens,
-            "decode_local_tokens": prefill.decode_local_tokens,
+            **{name: getattr(prefill, name) for name in PREFILL_TOKENS},
         }
 
 

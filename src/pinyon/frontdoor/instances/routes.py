@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from pinyon.frontdoor.instances.completions import Completions
-from pinyon.frontdoor.instances.prompts import Models
-from pinyon.frontdoor.instances.tokenize import Tokenization
+from pinyon.frontdoor.instances.prompts import prompts_of
 from pinyon.frontdoor.routes import Route, Routes
 from pinyon.http.answer import JSON
-from pinyon.openai.format import model_object
+from pinyon.openai.format import ChatFormat, CompletionFormat, model_object
 from pinyon.openai.openapi import openapi_document
+from pinyon.openai.parse import parse_chat, parse_completion
 
 _OTHERS = {
     "assistants": "The Assistants API",
@@ -35,20 +36,23 @@ _OTHERS = {
 class OwnRoutes(Routes):
     """The routes of our own instances."""
 
-    def __init__(self, completions: Completions, tokenization: Tokenization, models: Models) -> None:
+    def __init__(self, completions: Completions) -> None:
+        models = completions.models
         created_s = int(time.time())
+        complete = partial(completions.answer, parse_completion, CompletionFormat)
+        chat = partial(completions.answer, parse_chat, ChatFormat)
         routes = (
-            Route("completions", "POST", True, "/v1/completions", generate=completions.completion, queued=True),
-            Route("chat", "POST", True, "/v1/chat/completions", generate=completions.chat, queued=True),
-            Route("tokenize", "POST", True, "/tokenize", generate=tokenization.tokenize),
-            Route("detokenize", "POST", True, "/detokenize", generate=tokenization.detokenize),
+            Route("completions", "POST", True, "/v1/completions", generate=complete, queued=True),
+            Route("chat", "POST", True, "/v1/chat/completions", generate=chat, queued=True),
+            Route("tokenize", "POST", True, "/tokenize", generate=completions.tokenize),
+            Route("detokenize", "POST", True, "/detokenize", generate=completions.detokenize),
             Route("openapi", "GET", False, "/openapi.json", lambda _: (openapi_document(), JSON)),
         )
         super().__init__(
             routes,
             completions.admission.check,
-            lambda: [model_object(each.model, created_s, each.max_context()) for each in models],
-            models.of,
+            lambda: [model_object(each.model, created_s, each.max_context()) for each in models.values()],
+            lambda name: prompts_of(models, name),
         )
 
     def nowhere(self, path: str) -> str:

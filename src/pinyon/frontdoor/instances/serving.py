@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,8 +17,8 @@ from pinyon.core.request import RequestClass
 from pinyon.frontdoor.auth import Client
 from pinyon.frontdoor.failures import REJECTED_FIELD, late
 from pinyon.frontdoor.head import Head
-from pinyon.frontdoor.instances.dispatcher import Dispatcher
-from pinyon.frontdoor.instances.prompts import Models
+from pinyon.frontdoor.instances.kind import Dispatcher
+from pinyon.frontdoor.instances.prompts import Prompts, prompts_of
 from pinyon.frontdoor.instances.request import Delta, Request, Terms, facts_of
 from pinyon.frontdoor.regions.inbound import InboundSession, Serving
 from pinyon.frontdoor.regions.peer import PeerBalancer
@@ -35,7 +36,7 @@ REQUEST_BYTES = 4096
 class TokenServing(Serving):
     """The serving of other regions' requests by our own instances."""
 
-    prompts: Models
+    prompts: Mapping[str, Prompts]
     dispatcher: Dispatcher
 
     def session(self, peer: PeerBalancer) -> InboundSession[TokenServing]:
@@ -97,7 +98,7 @@ class _TokenInbound(InboundSession[TokenServing]):
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")
         try:
-            prompts = self.serving.prompts.of(submission.model)
+            prompts = prompts_of(self.serving.prompts, submission.model)
         except NotFound as error:
             raise ResourceExhausted(error.message, field=REJECTED_FIELD) from None
         prompt = tokens[: len(tokens) - 4 * generated]

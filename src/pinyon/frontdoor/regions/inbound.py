@@ -52,7 +52,6 @@ REQUESTS_MAX = 4096
 MESSAGES_MAX = 16
 """The messages, of at most 2 MiB and ``PARTS_MAX`` parts, that may wait for a caller which takes none."""
 PARTS_MAX = 4096
-WRITE_S = 5.0
 FIRST_S = 5.0
 SESSIONS_MAX = 256
 LB_ID_CHARS_MAX = 128
@@ -85,8 +84,8 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
     sessions: set[InboundSession[Any]] = field(default_factory=set, init=False)
     ending: bool = field(default=False, init=False)
     """True once sessions end as soon as they have no requests."""
-    _connected: int = field(default=0, init=False)
-    """The number of callers, those without a session among them."""
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SESSIONS_MAX), init=False)
+    """The places of callers, those without a session among them."""
 
     def session(self, peer: PeerBalancer) -> InboundSession[Any]:
         """Returns a session that has just begun."""
@@ -142,17 +141,14 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
     async def Session(self, _: object, context: Any) -> None:
         if not self.own.region:
             raise FailedPrecondition("this load balancer is of no region: --region names it")
-        if self._connected >= SESSIONS_MAX:
+        if self._places.locked():
             raise ResourceExhausted("too many load balancers are connected", retry_after_s=1.0)
-        self._connected += 1
-        try:
+        async with self._places:
             await self._converse(context)
-        finally:
-            self._connected -= 1
 
     async def _converse(self, context: Any) -> None:
         own = self.own
-        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context, WRITE_S)
+        stream = Accepted[peer_pb2.SessionResponse, peer_pb2.SessionRequest](context)
         first = await stream.first(FIRST_S)
         if first is None:
             return

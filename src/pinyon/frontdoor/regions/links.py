@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import dataclass, field
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -21,7 +22,6 @@ from pinyon.runtime.outgoing import in_messages
 
 PEERS_MAX = 256
 PEER_VERSION = 2
-WRITE_S = 5.0
 TICK_S = 0.25
 PROBE_TICKS = 4
 """The ticks between two probes of the latency."""
@@ -36,26 +36,19 @@ METHOD = Method("/pinyon.api.lb.v1.PeerService/Session", peer_pb2.SessionRequest
 _log = get_logger("lb.regions")
 
 
+@dataclass(slots=True, eq=False)
 class RegionLinks:
     """The links: ``know`` → ``talk`` → ``close``. Load balancers of the own region have none, as their instances are
-    ours too."""
+    ours too. ``sessions_to`` returns what opens sessions to load balancers of a region."""
 
-    def __init__(
-        self,
-        own: PeerBalancer,
-        models: ServedModels,
-        unread_tokens: int,
-        clock: Clock,
-        sessions_to: Callable[[str], OpenSession],
-    ) -> None:
-        """Starts without links. ``sessions_to`` returns what opens sessions to load balancers of a region."""
-        self.own = own
-        self._models = models
-        self.unread_tokens, self.clock = unread_tokens, clock
-        self._sessions_to = sessions_to
-        self._links: dict[str, RegionLink] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        self._closed = False
+    own: PeerBalancer
+    models: ServedModels
+    unread_tokens: int
+    clock: Clock
+    sessions_to: Callable[[str], OpenSession]
+    _links: dict[str, RegionLink] = field(default_factory=dict, init=False)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _closed: bool = field(default=False, init=False)
 
     @property
     def links(self) -> Collection[RegionLink]:
@@ -73,13 +66,13 @@ class RegionLinks:
                 del self._links[name]
                 self._close(link)
                 if name not in wanted or wanted[name].region != link.peer.region:
-                    self._models.gone(name)
+                    self.models.gone(name)
                 else:
-                    self._models.away(name)
+                    self.models.away(name)
         for name, peer in wanted.items():
             if name not in self._links:
-                self._models.expect(name, peer.region)
-                self._links[name] = RegionLink(self, peer, self._sessions_to(peer.region))
+                self.models.expect(name, peer.region)
+                self._links[name] = RegionLink(self, peer, self.sessions_to(peer.region))
                 self._links[name].start()
 
     def talk(self, name: str) -> Talk:
@@ -121,12 +114,12 @@ class RegionLinks:
             for each in state.models
             if each.instances
         }
-        self._models.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
+        self.models.heard(link.peer.name, link.peer.region, models, link.distance_s, draining=state.draining)
 
     def away(self, link: RegionLink) -> None:
         """Takes note of a load balancer that does not answer any more."""
         if self._links.get(link.peer.name) is link:
-            self._models.away(link.peer.name)
+            self.models.away(link.peer.name)
 
     def _close(self, link: RegionLink) -> None:
         task = asyncio.create_task(link.close(), name=f"close {link.peer.name}")
@@ -139,7 +132,7 @@ class RegionLink(Redialer[peer_pb2.SessionRequest, peer_pb2.SessionResponse]):
 
     def __init__(self, owner: RegionLinks, peer: PeerBalancer, connect: OpenSession) -> None:
         name = f"load balancer of {peer.region}"
-        super().__init__(name, peer.address, METHOD, self._speak, write_s=WRITE_S, connect=connect, log=_log)
+        super().__init__(name, peer.address, METHOD, self._speak, connect=connect, log=_log)
         self.owner, self.peer = owner, peer
         self.talk: Talk | None = None
         """The present session, if there is one."""

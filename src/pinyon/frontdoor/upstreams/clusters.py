@@ -39,16 +39,12 @@ class UpstreamClusters(Adopted[Watch]):
         self._times = times
         self._clock = clock
         self._watch = Watch(self.fleet, times, clock)
-        self._dropped: list[ServerFleet] = []
-        """The fleets that have been given back; requests may still run there."""
 
     def start(self) -> None:
         self._watch.start()
 
     async def close(self) -> None:
         await self.give_all_back()
-        for fleet in self._dropped:
-            fleet.close()
         await self._watch.close()
         self.fleet.close()
 
@@ -94,10 +90,9 @@ class UpstreamClusters(Adopted[Watch]):
         self._use(cluster, _urls(told.upstreams))
 
     def end(self, cluster: Watch) -> Coroutine[Any, Any, None]:
-        # Requests there run on, as they hold the fleet. Servers must leave before their models' layers do.
+        # Requests there run on, as they hold the fleet; the last one at a server closes it. Servers must leave before
+        # their models' layers do.
         cluster.fleet.use([])
-        self._dropped = [fleet for fleet in self._dropped if fleet.leaving]
-        self._dropped.append(cluster.fleet)
         return cluster.close()
 
 

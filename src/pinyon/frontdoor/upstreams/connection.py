@@ -44,9 +44,9 @@ class ConnectionLimits:
 class UpstreamConnection(asyncio.Protocol):
     """A connection. ``ended`` is called when a request may follow (True), or never will (False)."""
 
-    __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_head_bytes", "_interim", "_keep",
-                 "_length", "_limits", "_loop", "_parser", "_reusable", "_transport", "idle_s",
-                 "idle_since_s")  # fmt: skip
+    __slots__ = ("_answer", "_bytes", "_chunked", "_deadline", "_ended", "_fields", "_head_bytes", "_idle_s",
+                 "_interim", "_keep", "_length", "_limits", "_loop", "_parser", "_reusable",
+                 "_transport")  # fmt: skip
 
     def __init__(
         self,
@@ -66,15 +66,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._length = -1
         self._chunked = self._keep = False
         self._reusable = True
-        self.idle_s = limits.idle_s
-        self.idle_since_s = 0.0
+        self._idle_s = limits.idle_s
 
     # -- called by the pool
 
     @property
     def usable(self) -> bool:
         """True if a request may be sent."""
-        return self._reusable and self._answer is None and self._transport is not None
+        if not self._reusable or self._answer is not None or self._transport is None:
+            return False
+        return self._loop.time() < self._deadline.due
 
     def send(self, head: bytes, body: bytes | bytearray, first_byte_s: float) -> Answer:
         """Sends a request and returns its answer, which must begin within ``first_byte_s``."""
@@ -193,13 +194,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._fields = []
             return
         self._answer = None
-        self._deadline.set(inf)
+        self._deadline.set(self._loop.time() + self._idle_s)
         self._fields = []
         transport = self._transport
         written = transport is not None and not transport.get_write_buffer_size()
         self._reusable = self._reusable and self._keep and written
         answer.got_all()
-        self.idle_since_s = self._loop.time()
 
     # -- called by the answer
 
@@ -232,7 +232,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _read_framing(self, status: int) -> bool:
         """Reads how the body ends, and how long the server keeps the connection; returns False if that is invalid."""
         self._length, self._chunked = -1, False
-        self.idle_s = self._limits.idle_s
+        self._idle_s = self._limits.idle_s
         for name, value in self._fields:
             if name == b"content-length":
                 digits = value.strip()
@@ -246,7 +246,7 @@ class UpstreamConnection(asyncio.Protocol):
                     return False
                 self._chunked = True
             elif name == b"keep-alive":
-                self.idle_s = min(self.idle_s, _idle_s(value))
+                self._idle_s = min(self._idle_s, _idle_s(value))
         if status in (204, 304):
             self._length = 0
         return True
@@ -258,6 +258,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.close()
 
     def _late(self) -> None:
+        """Ends an answer that does not come, or a connection that is idle for too long."""
         began = self._answer is not None and self._answer.begun
         self._fail("The server's answer stopped coming." if began else "The server did not answer in time.")
 

@@ -71,11 +71,8 @@ class ServerFleet:
     def described(self) -> Iterator[Mapping[str, Any]]:
         """Yields each model as the server with the shortest context describes it: that is all one can count on."""
         for name in self.models:
-            best: Mapping[str, Any] = {}
-            for target in self._layer(name):
-                said = self.servers[target.name].models.get(name)
-                if said is not None and (not best or _context(said) < _context(best)):
-                    best = said
+            said = [self.servers[target.name].models.get(name) for target in self._layer(name)]
+            best = min([each for each in said if each], key=_context, default={})
             yield {"object": "model", "created": 0, "owned_by": "upstream", **best, "id": name}
 
     # -- news about servers
@@ -134,13 +131,12 @@ class ServerFleet:
         live = server.healthy and self._breaker.allows(server.name, now_s)
         rests = now_s < server.rests_until_s or server.removed
         changed = False
-        for name, layer, target in self._targets(server):
+        for name, _, target in self._targets(server):
             if target.capacity != server.room_for:
-                layer.set_capacity(server.name, server.room_for)
+                target.capacity = server.room_for
                 changed = True
             if target.live != live or target.draining != rests:
-                layer.set_live(server.name, live)
-                layer.set_draining(server.name, rests)
+                target.live, target.draining = live, rests
                 changed = True
                 self.models[name].look()
         if changed:

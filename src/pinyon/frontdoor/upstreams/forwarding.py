@@ -13,7 +13,6 @@ from pinyon.frontdoor.auth import PUBLIC
 from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head, allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
-from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import RequestLoop
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fields import to_server
@@ -22,7 +21,7 @@ from pinyon.frontdoor.upstreams.passing import stream_error
 from pinyon.frontdoor.upstreams.reading import read_asked
 from pinyon.http.answer import HttpError, Reply
 from pinyon.openai.large import is_large
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed
 from pinyon.runtime.deadlines import TimeLimit
 
 SHOWN_CHARS: Final = 200
@@ -60,7 +59,7 @@ class Forwarding:
                 await self.loop.run(forward, incoming.ticket)
                 return forward.status
         except Refused as refusal:
-            fields = refusal.fields + rate_fields(incoming.ticket.levels)
+            fields = refusal.fields + incoming.ticket.rate_fields
             reply.whole(refusal.status, refusal.body, refusal.kind, fields)
             return refusal.status
         except Exception as raised:

@@ -12,7 +12,6 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.failures import REGION_FIELD, Absent, Broke, ConnectionsFull, NoRoom, Refused
-from pinyon.frontdoor.rate_limits import rate_fields
 from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
@@ -81,7 +80,7 @@ class UpstreamKind:
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return
-                forward.passing = Passing(answer, forward.reply, rate_fields(forward.ticket.levels), self.clock)
+                forward.passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock)
                 await forward.passing.run()
                 forward.status = answer.status
             finally:
@@ -161,8 +160,5 @@ class UpstreamKind:
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:
     """Returns the pause that a server asks for; 0 if it names none, or not in seconds."""
-    for name, value in fields:
-        if name == b"retry-after":
-            digits = value.strip()
-            return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0
-    return 0.0
+    digits = next((value for name, value in fields if name == b"retry-after"), b"").strip()
+    return float(digits) if digits.isdigit() and len(digits) < 9 else 0.0

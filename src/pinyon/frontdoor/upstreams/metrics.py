@@ -62,13 +62,8 @@ class _Servers(Collector):
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
 
-    def describe(self) -> Iterator[Metric]:
-        return self._gauges([])
-
     def collect(self) -> Iterator[Metric]:
-        return self._gauges(self._servers())
-
-    def _gauges(self, servers: Collection[tuple[ServerFleet, Server]]) -> Iterator[Metric]:
+        servers = self._servers()
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"pinyon_lb_upstream_{name}", text, labels=("upstream",))
             for fleet, server in servers:

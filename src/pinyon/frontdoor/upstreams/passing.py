@@ -63,8 +63,10 @@ class Passing:
 
     @property
     def said_all(self) -> bool:
-        """True if a stream is complete, even if it breaks off now."""
-        return has_ended(b"".join(self._recent))
+        """True if a stream is complete, even if it breaks off now: its last event is the end of one."""
+        last = b"".join(self._recent).rstrip()
+        start = max(last.rfind(b"\n\n") + 2, last.rfind(b"\n\r\n") + 3)
+        return last[start if start > 2 else 0 :].startswith(_LAST)
 
     def run(self) -> Coroutine[Any, Any, None]:
         """Passes the answer on to its end. Raises :class:`PinyonError` if the server's answer breaks off."""
@@ -170,13 +172,6 @@ class Passing:
             recent[:] = [tail]
             self._recent_bytes = len(tail) + len(data)
         recent.append(data)
-
-
-def has_ended(events: bytes) -> bool:
-    """Returns whether these events, the last ones that came, are the end of a stream."""
-    last = events.rstrip()
-    start = max(last.rfind(b"\n\n") + 2, last.rfind(b"\n\r\n") + 3)
-    return last[start if start > 2 else 0 :].startswith(_LAST)
 
 
 def stream_error(path: str, error: PinyonError) -> bytes:

@@ -31,7 +31,6 @@ class ConnectionPool:
         self._connecting = 0
         self.made = 0
         """The number of connections ever made."""
-        self._sweep: asyncio.TimerHandle | None = None
         self._breaks = 0
         """The number of times that unanswered requests were broken off."""
         self._closed = False
@@ -49,31 +48,25 @@ class ConnectionPool:
         """
         loop = asyncio.get_running_loop()
         broke: Broke | None = None
-        connection = self._take(loop.time())
-        if connection is not None:
+        while True:
+            kept = None if broke is not None else self._take()
+            try:
+                connection = await self._connect(loop) if kept is None else kept
+            except (Absent, ConnectionsFull):
+                if broke is not None:
+                    raise broke from None  # the request was sent, and may have ended the server
+                raise
             sent_s, breaks = loop.time(), self._breaks
             answer = connection.send(head, body, first_byte_s)
             try:
                 await answer.head()
                 return answer
             except Broke as error:
-                if error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
+                if broke is not None:
+                    error.sends = 2  # the request may have ended two of a server's processes
+                if kept is None or error.begun or loop.time() - sent_s > STALE_S or breaks != self._breaks:
                     raise
                 broke = error
-        try:
-            connection = await self._connect(loop)
-        except (Absent, ConnectionsFull):
-            if broke is not None:
-                raise broke from None  # the request was sent, and may have ended the server
-            raise
-        answer = connection.send(head, body, first_byte_s)
-        try:
-            await answer.head()
-        except Broke as error:
-            if broke is not None:
-                error.sends = 2  # the request may have ended two of a server's processes
-            raise
-        return answer
 
     def drop_idle(self) -> None:
         """Closes idle connections, as another process is there now."""
@@ -89,17 +82,14 @@ class ConnectionPool:
 
     def close(self) -> None:
         self._closed = True
-        if self._sweep is not None:
-            self._sweep.cancel()
-            self._sweep = None
         for connection in list(self._open):
             connection.close()
         self._idle.clear()
 
-    def _take(self, now_s: float) -> UpstreamConnection | None:
+    def _take(self) -> UpstreamConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and now_s - connection.idle_since_s < connection.idle_s:
+            if connection.usable:
                 return connection
             connection.close()
         return None
@@ -145,18 +135,3 @@ class ConnectionPool:
             connection.close()
         else:
             self._idle.append(connection)
-            if self._sweep is None:
-                loop = asyncio.get_running_loop()
-                self._sweep = loop.call_later(max(0.05, connection.idle_s), self._sweep_idle)
-
-    def _sweep_idle(self) -> None:
-        self._sweep = None
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        old = [each for each in self._idle if now_s - each.idle_since_s >= each.idle_s]
-        for connection in old:
-            self._idle.remove(connection)
-            connection.close()
-        if self._idle:
-            due_s = min(each.idle_since_s + each.idle_s for each in self._idle)
-            self._sweep = loop.call_later(max(0.05, due_s - now_s), self._sweep_idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -20,14 +21,15 @@ from pinyon.routing.layer import Layer
 from pinyon.routing.target import Target
 
 
+@dataclass(slots=True, eq=False)
 class RegionTargets:
-    """The load balancers of other regions, with the methods of a :class:`pinyon.frontdoor.upstreams.fleet.Fleet`."""
+    """The load balancers of other regions, with the methods of a
+    :class:`pinyon.frontdoor.upstreams.fleet.ServerFleet`."""
 
-    def __init__(self, models: ServedModels, links: RegionLinks, metrics: DoorMetrics[Any], clock: Clock) -> None:
-        self._models = models
-        self._links = links
-        self._metrics = metrics
-        self._clock = clock
+    models: ServedModels
+    links: RegionLinks
+    metrics: DoorMetrics[Any]
+    clock: Clock
 
     async def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Answer:
         """Sends a request as a fleet does. Raises :class:`NoRoom` as well."""
@@ -37,15 +39,15 @@ class RegionTargets:
             fields=forward.fields,
             body_length=len(forward.body),
             model=forward.served.name,
-            timeout_ms=max(1, round((forward.deadline_s - self._clock()) * 1e3)),
+            timeout_ms=max(1, round((forward.deadline_s - self.clock()) * 1e3)),
             request_class=class_to_proto(forward.whose()),
         )
         try:
-            answer = self._links.talk(target).raw.open(head, forward.body)
+            answer = self.links.talk(target).raw.open(head, forward.body)
         except Unavailable as away:
             raise Absent(away.message, retry_after_s=away.retry_after_s) from None
-        self._models.under_way(forward.served.name, target)
-        self._metrics.forwarded.add((self._links.region_of(target),))
+        self.models.under_way(forward.served.name, target)
+        self.metrics.forwarded.add((self.links.region_of(target),))
         try:
             async with asyncio.timeout(first_byte_s if first_byte_s < inf else None):
                 await answer.head()
@@ -61,15 +63,15 @@ class RegionTargets:
 
     def ended(self, target: str, sent: Target | None) -> None:
         Layer.ended(sent)
-        self._models.tell()
+        self.models.tell()
 
     def answered(self, target: str, began_s: float) -> None:
         """Records that the region serves a request sent at ``began_s``; its own reports give its state."""
-        self._models.accepted(target, began_s)
+        self.models.accepted(target, began_s)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
         """Does nothing: the other load balancer watches its own servers, and a session's end is noticed."""
 
     def refused(self, model: str, target: str, rest_s: float) -> None:
         """Marks the region as full, until it reports room again and is believed again."""
-        self._models.refused(model, target)
+        self.models.refused(model, target)

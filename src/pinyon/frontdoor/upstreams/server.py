@@ -13,8 +13,7 @@ from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.pool import ConnectionPool
 from pinyon.frontdoor.upstreams.url import UpstreamUrl
-from pinyon.routing.learned_capacity import CAPACITY_GUESS, LearnedCapacity
-from pinyon.routing.server_load import ServerKind
+from pinyon.routing.server_load import CAPACITY_GUESS, LearnedCapacity, ServerKind
 from pinyon.routing.target import Report
 
 PROBE_CONNECTIONS = 4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.files import read_file
 
 UPSTREAMS_MAX = 1024
 FILE_BYTES_MAX = 1 << 20
@@ -105,15 +105,9 @@ def read_upstream_keys(path: str) -> UpstreamKeys:
     if not path:
         return UpstreamKeys()
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-        text = raw.decode("ascii")
-    except OSError as error:
-        raise _bad(f"cannot be read: {error.strerror}") from None
+        text = read_file(path, FILE_BYTES_MAX, "upstream_api_key_file").decode("ascii")
     except UnicodeDecodeError:
         raise _bad("is not ASCII") from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise _bad(f"is larger than {FILE_BYTES_MAX} bytes")
     default, by_server = "", {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()

@@ -22,7 +22,7 @@ from pinyon.frontdoor.failures import Absent, Broke
 from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.reading import MODEL_CHARS_MAX
 from pinyon.frontdoor.upstreams.server import Server
-from pinyon.routing.server_load import kind_of_page, read_load
+from pinyon.routing.server_load import ServerKind, kind_of_page, read_load
 from pinyon.routing.target import Report
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
@@ -49,7 +49,6 @@ SERVER_MODELS_MAX: Final = 256
 """The maximum number of models of a server: a model and its adapters."""
 DESCRIPTION_BYTES_MAX: Final = 4 << 10
 """The maximum size of a model's description; a longer one is dropped, and only the name stays."""
-CAPACITY_MAX: Final = 1 << 20
 
 _log = get_logger("lb.upstreams")
 
@@ -140,8 +139,8 @@ class _Asker:
 
     async def _status(self) -> int:
         server, kind = self._server, self._server.kind
-        if kind is not None and kind.name == "pinyon":
-            self._health_path = b"/health/ready"  # its /health is about the process only
+        if kind is not None and kind.health:
+            self._health_path = kind.health
         status, _ = await server.ask(self._health_path, self._times.answer_s, HEALTH_BYTES_MAX)
         if status in (404, 405, 501) and self._health_path == b"/health":
             self._health_path = b"/v1/models"  # every server has that
@@ -209,7 +208,7 @@ class _Asker:
                 _log.info("%s shows no load: its outstanding requests are counted", server.name)
                 return
             server.kind = kind
-            server.told_capacity = await discover_capacity(server)
+            server.told_capacity = await discover_capacity(server, kind)
             _log.info("%s is %s, capacity %d", server.name, kind.name, server.room_for)
             # Some servers compute only the metrics that are asked for.
             few = b"/metrics?name[]=%b&name[]=%b" % (kind.pending, kind.running)
@@ -249,21 +248,11 @@ def _can_be_shown(description: Mapping[str, Any]) -> bool:
         return False
 
 
-async def discover_capacity(server: Server) -> int:
+async def discover_capacity(server: Server, kind: ServerKind) -> int:
     """Returns the requests in a server's batch; 0 if unknown, as for vLLM. Raises :class:`Unavailable`."""
-    kind = "" if server.kind is None else server.kind.name
-    if kind == "sglang":
-        for path in (b"/server_info", b"/get_server_info"):
-            if info := await _told(server, path):
-                states = info.get("internal_states")
-                first = states[0] if type(states) is list and states and type(states[0]) is dict else {}
-                return _count(first.get("effective_max_running_requests_per_dp")) or _count(
-                    info.get("max_running_requests")
-                )
-    elif kind == "tgi":
-        return _count((await _told(server, b"/info")).get("max_batch_size"))
-    elif kind == "llamacpp":
-        return _count((await _told(server, b"/props")).get("total_slots"))
+    for path in kind.paths:
+        if capacity := kind.capacity(await _told(server, path)):
+            return capacity
     return 0
 
 
@@ -280,7 +269,3 @@ async def _told(server: Server, path: bytes) -> Mapping[str, Any]:
 
 def _is_name(name: Any) -> bool:
     return type(name) is str and 0 < len(name) <= MODEL_CHARS_MAX and name.isprintable()
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 < value <= CAPACITY_MAX else 0

@@ -21,7 +21,6 @@ from pinyon.runtime.http2 import wire
 from pinyon.runtime.http2.stream import Field, Http2Stream, Receiver, StreamFailed, StreamLink
 from pinyon.runtime.http2.wire import DATA, END_STREAM, FRAME_HEAD, HEAD_BYTES, MAX_WINDOW, ConnectionFailed, ErrorCode
 
-MESSAGE_BYTES: Final = 4 << 20
 STREAM_WINDOW: Final = 1 << 20
 STREAMS_MAX: Final = 64
 CONNECTION_WINDOW: Final = STREAMS_MAX * STREAM_WINDOW
@@ -65,10 +64,9 @@ class Http2Connection(StreamLink):
         write: Callable[[bytes], None],
         opened: Callable[[Http2Stream, Sequence[Field], bool], Receiver] | None = None,
         *,
-        message_bytes: int = MESSAGE_BYTES,
         stream_window: int = STREAM_WINDOW,
     ) -> None:
-        super().__init__(write, message_bytes, stream_window)
+        super().__init__(write, stream_window)
         self._opened = opened
         self._server = opened is not None
         self.ready = False

@@ -14,6 +14,10 @@ from functools import partial
 from pinyon.core.address import network_of, parse_address
 from pinyon.runtime.http2.protocol import Http2Protocol
 
+CONNECTIONS_MAX = 4096
+"""The limit of connections per listening address; the oldest connection whose peer is not known makes room."""
+HANDSHAKE_S = 10.0
+"""Seconds for a connection's TLS handshake; with grpcio, also for that of HTTP/2."""
 BACKLOG = 2048
 ACCEPTED_AT_ONCE = 64
 """The connections accepted in one turn of the loop; then other tasks run."""
@@ -36,26 +40,14 @@ _log = logging.getLogger("pinyon.http2")
 class Listener:
     """A listener: ``bind`` → ``start`` → ``stop``, which ends handshakes too → ``close``, which awaits those."""
 
-    def __init__(
-        self,
-        make: MakeProtocol,
-        *,
-        connections_max: int,
-        handshake_s: float,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        """Takes limits, and ``tls``, which returns the context for a new connection.
-
-        A handshake that takes longer than ``handshake_s`` is ended. When there are ``connections_max``, the oldest
-        connection whose peer is not known makes room."""
+    def __init__(self, make: MakeProtocol, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Takes ``tls``, which returns the context for a new connection."""
         self._make = make
-        self._connections_max = connections_max
-        self._handshake_s = handshake_s
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._bound: list[socket.socket] = []
         self._handshakes: dict[asyncio.Task[None], Http2Protocol] = {}
-        self._newcomers = Newcomers(max(1, connections_max // SHARES))
+        self._newcomers = Newcomers(max(1, CONNECTIONS_MAX // SHARES))
         self.connections = 0
 
     def bind(self, listen: str) -> int:
@@ -123,7 +115,7 @@ class Listener:
                 self._loop.remove_reader(bound)
                 self._loop.call_later(PAUSE_S, self._accept_again, bound)
                 return
-            if self.connections >= self._connections_max and not self._newcomers.make_room():
+            if self.connections >= CONNECTIONS_MAX and not self._newcomers.make_room():
                 client.close()
                 continue
             self._enter(client, network_of(address[0]))
@@ -146,12 +138,8 @@ class Listener:
         """Does the handshake, and returns when the protocol has the connection, or never will."""
         with suppress(OSError):  # no common TLS, a late handshake, or the client left
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
-                await self._loop.connect_accepted_socket(lambda: protocol, client)
-            else:
-                await self._loop.connect_accepted_socket(
-                    lambda: protocol, client, ssl=self._tls(), ssl_handshake_timeout=self._handshake_s
-                )
+            tls, limit_s = (None, None) if self._tls is None else (self._tls(), HANDSHAKE_S)
+            await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=tls, ssl_handshake_timeout=limit_s)
 
     def _connected(self, task: asyncio.Task[None], client: socket.socket, protocol: Http2Protocol) -> None:
         self._handshakes.pop(task, None)
@@ -191,9 +179,6 @@ class Newcomers:
         self._addresses: dict[Hashable, str] = {}
         self._ends: dict[str, dict[Hashable, Callable[[], object]]] = {}
         """The functions that end connections, by address and connection, the oldest first."""
-
-    def __len__(self) -> int:
-        return len(self._addresses)
 
     def enter(self, connection: Hashable, address: str, end: Callable[[], object]) -> None:
         """Adds a connection; if its address has too many, the oldest of them is ended."""

@@ -10,9 +10,8 @@ from typing import Any
 import grpc
 
 from pinyon.core.errors import ResourceExhausted
-from pinyon.runtime.http2.connection import MESSAGE_BYTES
 from pinyon.runtime.http2.protocol import Http2Protocol
-from pinyon.runtime.http2.stream import Field, Http2Stream, StreamFailed
+from pinyon.runtime.http2.stream import MESSAGE_BYTES, Field, Http2Stream, StreamFailed
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # not in the stubs
 """The value that ``read`` returns when no more messages come, as with grpcio."""

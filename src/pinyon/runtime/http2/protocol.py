@@ -87,9 +87,6 @@ class Http2Protocol(asyncio.Protocol):
             self.transport.resume_reading()
             self.data_received(data)
 
-    def eof_received(self) -> bool:
-        return False
-
     def pause_writing(self) -> None:
         self.paused = True
 

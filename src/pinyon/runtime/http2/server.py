@@ -133,7 +133,7 @@ class ServerProtocol(Http2Protocol):
     """The protocol of one client's connection."""
 
     def __init__(self, server: Http2Server, done: Callable[[], None], met: Callable[[], None]) -> None:
-        super().__init__(self._made, self._close_if_done, self._gone_)
+        super().__init__(lambda write: Http2Connection(write, self._opened), self._close_if_done, self._gone_)
         self._server = server
         self._met = met
         self._done = done
@@ -146,9 +146,6 @@ class ServerProtocol(Http2Protocol):
         self.gone: asyncio.Future[None] = self._loop.create_future()
         self.peer = ""
         self.identities: Sequence[bytes] | None = None
-
-    def _made(self, write: Callable[[bytes], None]) -> Http2Connection:
-        return Http2Connection(write, self._opened)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         name = transport.get_extra_info("peername")
@@ -208,33 +205,18 @@ class ServerProtocol(Http2Protocol):
 
 
 class Http2Server:
-    """A server that is used as one of grpcio: ``add`` handlers, then ``bind`` → ``start`` → ``stop``."""
+    """A server that is used as one of grpcio: ``add`` handlers, bind the ``listener``, ``start`` → ``stop``."""
 
-    def __init__(
-        self,
-        *,
-        connections_max: int,
-        handshake_s: float,
-        tls: Callable[[], ssl.SSLContext] | None = None,
-    ) -> None:
-        """Takes the limits and ``tls`` of :class:`Listener`."""
+    def __init__(self, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """Takes ``tls`` of :class:`Listener`."""
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        self.listener = Listener(
-            lambda done, met: ServerProtocol(self, done, met),
-            connections_max=connections_max,
-            handshake_s=handshake_s,
-            tls=tls,
-        )
+        self.listener = Listener(lambda done, met: ServerProtocol(self, done, met), tls)
         self.protocols: set[ServerProtocol] = set()
         self.draining = False
 
     def add(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Adds a service's handlers, by their methods' names."""
         self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
-
-    def bind(self, listen: str) -> int:
-        """Binds the address and returns the port. Raises :class:`OSError`."""
-        return self.listener.bind(listen)
 
     async def start(self) -> None:
         self.listener.start()
@@ -285,12 +267,7 @@ class Http2Server:
                     return
                 context.codecs(handler.request_deserializer, handler.response_serializer)
                 if handler.response_streaming:
-                    result = handler.stream_stream(_requests(context), context)
-                    if hasattr(result, "__aiter__"):
-                        async for message in result:
-                            await context.write(message)
-                    else:
-                        await result
+                    await handler.stream_stream(_requests(context), context)
                 else:
                     await context.write(await handler.stream_unary(_requests(context), context))
             context.served = True

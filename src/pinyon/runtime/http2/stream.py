@@ -13,6 +13,8 @@ from pinyon.runtime.http2.wire import DATA, DEFAULT_FRAME, DEFAULT_WINDOW, END_S
 Field = tuple[bytes, bytes]
 """The name and value of a header."""
 
+MESSAGE_BYTES: Final = 4 << 20
+"""The size limit of a received message."""
 PREFIX_BYTES: Final = 5
 KEPT_BYTES: Final = 64
 """The bytes that a kept message counts for besides its own, so that empty messages count, too."""
@@ -44,11 +46,9 @@ class StreamFailed(Exception):
 class StreamLink:
     """The part of a connection that its streams share: room, limits, and the way to the peer."""
 
-    def __init__(self, write: Callable[[bytes], None], message_bytes: int, stream_window: int) -> None:
+    def __init__(self, write: Callable[[bytes], None], stream_window: int) -> None:
         self.write = write
         """A function that sends bytes to the peer."""
-        self.message_bytes = message_bytes
-        """The size limit of a received message, in bytes."""
         self.stream_window = stream_window
         """The bytes of a stream that may be under way to this side."""
         self.unfinished = 0
@@ -108,23 +108,6 @@ class Http2Stream:
     """A stream, made by its connection.
 
     It keeps messages for which the peer has no room: at most one, if senders check ``blocked``."""
-
-    __slots__ = (
-        "_connection",
-        "_ended",
-        "_held",
-        "_partial",
-        "_partial_told",
-        "_pending",
-        "_trailers",
-        "_window",
-        "closed",
-        "local_closed",
-        "receiver",
-        "remote_closed",
-        "send_window",
-        "stream_id",
-    )
 
     def __init__(self, connection: StreamLink, stream_id: int, send_window: int, window: int) -> None:
         self._connection = connection
@@ -253,7 +236,7 @@ class Http2Stream:
         if len(partial) != self._partial_told:
             self._tell_partial()
             connection = self._connection
-            if partial and connection.unfinished > UNFINISHED_MAX * connection.message_bytes:
+            if partial and connection.unfinished > UNFINISHED_MAX * MESSAGE_BYTES:
                 raise StreamFailed(ErrorCode.CANCEL, "too much of unfinished messages", "RESOURCE_EXHAUSTED")
         self._grant()
         return whole
@@ -272,11 +255,9 @@ class Http2Stream:
         compressed, size = prefix
         if compressed:
             raise StreamFailed(ErrorCode.CANCEL, "compressed messages are not taken", "UNIMPLEMENTED")
-        if size > self._connection.message_bytes:
+        if size > MESSAGE_BYTES:
             raise StreamFailed(
-                ErrorCode.CANCEL,
-                f"a message of {size} bytes: {self._connection.message_bytes} are taken",
-                "RESOURCE_EXHAUSTED",
+                ErrorCode.CANCEL, f"a message of {size} bytes: {MESSAGE_BYTES} are taken", "RESOURCE_EXHAUSTED"
             )
         return size
 

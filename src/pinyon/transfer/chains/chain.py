@@ -6,14 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.path import Path
-from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
-from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.request import Reason, TransferStatus
 
 _NONE: frozenset[Path] = frozenset()
-_NO_TRANSPORT: frozenset[str] = frozenset()
 
 
 class ChainOutcome(NamedTuple):
@@ -39,10 +37,6 @@ INTERNAL = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
 NO_CONNECTION = ChainOutcome(TransferStatus.FAILED, Reason.CONNECT_FAILED)
 STALLED = ChainOutcome(TransferStatus.TIMEOUT, Reason.STALLED)
 LATE = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-NO_ROOM = ChainOutcome(TransferStatus.TIMEOUT, Reason.DEADLINE)
-"""All endpoints were in use until the deadline, or for as long as a chain that may go elsewhere waits.
-
-Unlike ``LATE``, from which it is told by identity, this says nothing about the path."""
 
 
 class Chain:
@@ -54,8 +48,8 @@ class Chain:
     """
 
     __slots__ = (
-        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "elsewhere", "failure"),
-        *("fence", "full", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
+        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "failure"),
+        *("fence", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
         "tried",
     )
 
@@ -66,12 +60,7 @@ class Chain:
         deadline: float,
         on_done: Callable[[Chain, ChainOutcome], None],
     ) -> None:
-        self.remote: SegmentDescriptor = plan.remote
-        self.opcode: Opcode = plan.opcode
-        self.slices: list[Slice] = plan.slices
-        self.nbytes: int = plan.nbytes
-        self.local_location: str = plan.local_location
-        self.remote_location: str = plan.remote_location
+        self.remote, self.opcode, self.slices, self.nbytes, self.local_location, self.remote_location = plan
         self.regions = regions
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
@@ -83,10 +72,6 @@ class Chain:
         self.attempts = 0
         self.tried: frozenset[Path] = _NONE
         """Paths that failed under this chain."""
-        self.full = _NO_TRANSPORT
-        """Transports that had no endpoint for the chain in good time."""
-        self.elsewhere = False
-        """True if a transport that was not full may serve the chain too: then it does not wait until its deadline."""
         self.failure: ChainOutcome | None = None
         """The outcome of the last failed attempt."""
         self.done = False
@@ -97,12 +82,12 @@ class Chain:
         self._lock = threading.Lock()
 
     def claim(self, abort: Callable[[], None]) -> bool:
-        """Claims the chain before its memory is touched. False means that it has ended and is to be left alone.
+        """Claims the chain before its memory is touched. False: it has ended, or is to end, and is to be left alone.
 
         ``abort`` may be called from any thread until ``unclaim`` or ``finish``; it makes the runner stop soon and must
         not block."""
         with self._lock:
-            if self.done:
+            if self.done or self._stop is not None:
                 return False
             self._running = True
             self._abort = abort

@@ -15,8 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pinyon.transfer.host import netlink
-from pinyon.transfer.host.netlink import Interface
+from pinyon.transfer.host.interfaces import Interface, live_interfaces
 from pinyon.transfer.types.errors import InvalidTransfer
 from pinyon.transfer.types.inventory import Gid, GpuInfo, Inventory, NicInfo, NumaNode, choose_gid, usable_nics
 from pinyon.transfer.types.nic import Nic
@@ -53,7 +52,7 @@ def discover(
     if root == Path("/"):
         if interfaces is None:
             with contextlib.suppress(OSError):
-                interfaces = netlink.interfaces()
+                interfaces = live_interfaces()
         visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") if visible_gpus is None else visible_gpus
     sysfs = root / "sys"
     nics = _net_nics(sysfs / "class/net", interfaces)
@@ -65,15 +64,15 @@ def discover(
 # ---------------------------------------------------------------- from an inventory to NICs and topology
 
 
-def tcp_nics(inventory: Inventory, port: int = 0, names: Iterable[str] = ()) -> tuple[Nic, ...]:
+def tcp_nics(inventory: Inventory, names: Iterable[str] = ()) -> tuple[Nic, ...]:
     """Returns what to publish of the interfaces that tcp may use (``usable_nics``): one address each, IPv4 before IPv6.
 
-    This process listens on ``port``. With ``names`` only these are published, even virtual ones and loopback."""
+    The port is free to choose. With ``names`` only these are published, even virtual ones and loopback."""
     found = []
     for info in usable_nics(inventory, "tcp", tuple(names)):
         if info.addresses:
             address = ip_interface(info.addresses[0])
-            found.append(Nic(info.name, "tcp", str(address.ip), port, _network(info.addresses[0])))
+            found.append(Nic(info.name, "tcp", str(address.ip), 0, _network(info.addresses[0])))
     return tuple(found)
 
 
@@ -238,9 +237,7 @@ def _net_nics(folder: Path, interfaces: Mapping[str, Interface] | None) -> list[
         _net_nic(paths[name], paths, live)
         if name in paths and _number(paths[name] / "ifindex") == live.index
         # sysfs shows another namespace's interfaces, or is not mounted
-        else NicInfo(
-            name, "tcp", up=live.up, mtu=live.mtu, addresses=live.addresses, virtual=True, loopback=name == "lo"
-        )
+        else NicInfo(name, "tcp", up=live.up, addresses=live.addresses, virtual=True, loopback=name == "lo")
         for name, live in sorted(interfaces.items(), key=lambda item: _natural(item[0]))
     ]
 
@@ -254,7 +251,6 @@ def _net_nic(path: Path, paths: Mapping[str, Path], live: Interface | None) -> N
         *(place or _NicPlace()),
         speed_mbit=speed if speed is not None and 0 < speed < _MAX_SPEED_MBIT else None,
         up=_is_up(path),
-        mtu=_number(path / "mtu"),
         addresses=None if live is None else live.addresses,
         virtual=place is None,
         loopback=path.name == "lo" or _read(path / "type") == _LOOPBACK,
@@ -307,10 +303,8 @@ def _rdma_nic(path: Path, interfaces: Mapping[str, NicInfo]) -> NicInfo:
         *place,
         speed_mbit=_rate_mbit(port),
         up=_active(port),
-        mtu=interface.mtu if interface else None,
         addresses=interface.addresses if interface else None,
         gids=gids,
-        netdev=netdev,
         port=int(port.name),
         virtual=not place.pci,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import socket
@@ -9,6 +10,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Protocol
 
 from pinyon.core.address import network_of
@@ -24,9 +26,12 @@ _TLS_RECORD = b"\x16\x03"
 """The beginning of a TLS handshake (RFC 8446, section 5.1: type handshake, version 3.x)."""
 REST_S = 4.0
 """Silence after which a link counts as unused, where peers say that they use it (``receive_request``)."""
-_OTHER = object()
-_ROOM_S = 0.05
-"""Time that a new link waits, before BUSY, for another to rest; links poll for a moment after each request."""
+_turns = itertools.count(1)
+_ROOM_LOOKS = 25
+_ROOM_LOOK_S = 0.002
+"""Number of looks, and the time between two, for a link that rests, before a new one is told BUSY.
+
+Links poll for a moment after each request."""
 _STRANGERS_MIN = 64
 """Links whose handshake is not complete: ``max_inbound`` at a time, but at least so many."""
 
@@ -50,7 +55,8 @@ class InboundLink:
         self._context = context = acceptor.context
         self._sock = sock
         self._aborted = False
-        self._resting = False
+        self.resting = 0
+        """The turn in which the link came to rest, among all links; 0 while it is in use."""
         limits = self._limits = context.limits
         self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
         self.identity: tuple[bytes, int] | None = None
@@ -67,19 +73,16 @@ class InboundLink:
         self._aborted = True
         self.stream.abort()
 
-    def work(self) -> bool:
-        """Puts the link in use before a request is served, so that it is not evicted. Returns False if it was."""
-        if self._resting:
-            if not self._acceptor.take(self):
-                return False
-            self._resting = False
-        return True
+    def work(self) -> None:
+        """Puts the link in use before a request is served, so that it is not evicted."""
+        self.resting = 0
 
     def rest(self) -> None:
-        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another."""
-        if not self._resting:
-            self._resting = True
-            self._acceptor.release(self)
+        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another.
+
+        A request that comes just then is lost. Its initiator sends it again, as after any link that ended at rest."""
+        if not self.resting:
+            self.resting = next(_turns)
 
     def receive_request(self, head: memoryview) -> bool:
         """Receives the next request's header. The peer says every second or so that it uses what lives with the link.
@@ -90,7 +93,8 @@ class InboundLink:
         while True:
             deadline = give_up if resting else min(give_up, clock() + REST_S)
             if self.stream.receive_or_idle(head, deadline):
-                return not resting or self.work()
+                self.work()
+                return True
             if clock() < deadline or deadline == give_up:
                 return False
             resting = True
@@ -199,7 +203,7 @@ class InboundLink:
 
 
 class Acceptor:
-    """A listener for up to ``max_inbound`` links on all addresses of the engine, which can also cut off a peer.
+    """A listener for up to ``max_inbound`` links on all addresses of the engine.
 
     A further link evicts the one that has rested longest, or is answered BUSY when all are in use. A link takes its
     place when its handshake is complete. Before that it is a stranger. When there are too many strangers, the oldest of
@@ -209,22 +213,13 @@ class Acceptor:
     def __init__(self, context: EngineContext, services: Mapping[int, LinkService]) -> None:
         self.context = context
         self.services = services
-        self._limits = context.limits
-        self._clock = context.clock
         self._lock = threading.Lock()
-        self._rested = threading.Condition(self._lock)
-        self._waiting = 0
-        """Number of links that wait for room."""
         self._strangers: dict[InboundLink, str] = {}
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
         self._inbound: set[InboundLink] = set()
         """All links, including evicted ones whose threads have not ended yet."""
         self._places: set[InboundLink] = set()
         """Links whose handshake is complete, without evicted ones."""
-        self._resting: dict[InboundLink, None] = {}
-        """Links at rest between two requests, the longest rest first; put and taken out without a lock.
-
-        An atomic ``pop`` gives a link to its thread, which uses it, or to the thread that evicts it."""
         self._by_identity: dict[tuple[bytes, int], InboundLink] = {}
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
@@ -270,7 +265,7 @@ class Acceptor:
         try:
             inbound = InboundLink(self, sock)
             with self._lock:
-                if len(self._strangers) >= max(_STRANGERS_MIN, self._limits.max_inbound):
+                if len(self._strangers) >= max(_STRANGERS_MIN, self.context.limits.max_inbound):
                     oldest = self._oldest_stranger()
                     del self._strangers[oldest]
                 self._strangers[inbound] = _network(sock)
@@ -289,24 +284,16 @@ class Acceptor:
         most = Counter(self._strangers.values()).most_common(1)[0][0]
         return next(each for each, network in self._strangers.items() if network == most)
 
-    def _make_room(self) -> bool:
-        """Makes room for a link, waiting ``_ROOM_S`` at most for one to rest; False if all stay in use. Lock held."""
-        end = self._clock() + _ROOM_S
-        self._waiting += 1  # before ``_resting`` is read: a link that comes to rest is seen here, or sees the waiter
-        try:
-            while len(self._places) >= self._limits.max_inbound:
-                victim = next((each for each in list(self._resting) if self.take(each)), None)
-                remaining = end - self._clock()
-                if victim is not None:
-                    self._places.remove(victim)
-                    victim.abort()
-                elif remaining <= 0 or self._closing.is_set():
-                    return False
-                else:
-                    self._rested.wait(remaining)
+    def _has_room(self) -> bool:
+        """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
+        if len(self._places) < self.context.limits.max_inbound:
             return True
-        finally:
-            self._waiting -= 1
+        resting = [(turn, link) for link in self._places if (turn := link.resting)]
+        if resting:
+            _, victim = min(resting, key=itemgetter(0))
+            self._places.remove(victim)
+            victim.abort()
+        return bool(resting)
 
     def admit(self, inbound: InboundLink, hello: handshake.Hello) -> handshake.HelloCode:
         """Admits a link whose handshake is complete, after the link that it replaces has ended."""
@@ -315,50 +302,30 @@ class Acceptor:
         if hello.replaces:
             with self._lock:
                 replaced = self._by_identity.get((hello.client_boot, hello.replaces))
-            if replaced is not None and not _end([replaced], self._limits.stall_s, self._clock):
+            if replaced is not None and not _end([replaced], self.context.limits.stall_s, self.context.clock):
                 return handshake.HelloCode.BUSY
         identity = (hello.client_boot, hello.connection_id)
-        with self._lock:
-            # Asked before, so that nothing is evicted for a link that is refused, and after: making room may wait.
-            if not (self._welcomes(inbound, identity) and self._make_room() and self._welcomes(inbound, identity)):
-                return handshake.HelloCode.BUSY
-            del self._strangers[inbound]
-            self._places.add(inbound)
-            inbound.identity = identity
-            self._by_identity[identity] = inbound
-        return handshake.HelloCode.OK
-
-    def _welcomes(self, inbound: InboundLink, identity: tuple[bytes, int]) -> bool:
-        """Returns whether the link is still waited for, and is the only one of its identity. Lock held."""
-        return not self._closing.is_set() and identity not in self._by_identity and inbound in self._strangers
-
-    def take(self, inbound: InboundLink) -> bool:
-        """Takes a link out of its rest, to use or to evict it. Returns False if another thread has done so."""
-        return self._resting.pop(inbound, _OTHER) is None
-
-    def release(self, inbound: InboundLink) -> None:
-        """Lets the link be evicted from now on."""
-        self._resting[inbound] = None
-        if self._waiting:
+        for _ in range(_ROOM_LOOKS):
             with self._lock:
-                self._rested.notify_all()
+                if identity in self._by_identity or inbound not in self._strangers:  # or nobody waits for it any more
+                    break
+                if self._has_room():
+                    del self._strangers[inbound]
+                    self._places.add(inbound)
+                    inbound.identity = identity
+                    self._by_identity[identity] = inbound
+                    return handshake.HelloCode.OK
+            if self._closing.wait(_ROOM_LOOK_S):
+                break
+        return handshake.HelloCode.BUSY
 
     def ended(self, inbound: InboundLink) -> None:
-        self._resting.pop(inbound, None)
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
             self._places.discard(inbound)
-            if self._waiting:
-                self._rested.notify_all()
             if inbound.identity is not None:
                 self._by_identity.pop(inbound.identity, None)
-
-    def drop(self, client_boot: bytes) -> bool:
-        """Ends all links of that peer. True: nothing it sent before can reach memory any more."""
-        with self._lock:
-            victims = [one for identity, one in self._by_identity.items() if identity[0] == client_boot]
-        return _end(victims, max(self._limits.stall_s, 5.0), self._clock)
 
     def count(self, name: str) -> None:
         """Counts one more protocol error or refused identity, by the name of its counter in ``TransferStats``."""
@@ -380,7 +347,7 @@ class Acceptor:
         self._listeners.clear()
         with self._lock:
             inbound = list(self._inbound)
-        _end(inbound, 10.0, self._clock)
+        _end(inbound, 10.0, self.context.clock)
 
 
 def _end(links: list[InboundLink], timeout_s: float, clock: Clock) -> bool:

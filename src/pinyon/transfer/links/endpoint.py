@@ -25,7 +25,7 @@ class TryAgain(Exception):
 class Endpoint(ABC):
     """A link to a peer and what goes with it. One chain at a time uses it; other threads may only call ``abort``."""
 
-    __slots__ = ("aborted", "answered", "key", "leaving", "link", "reused")
+    __slots__ = ("aborted", "answered", "free_since", "key", "leaving", "link", "reused", "shelf", "visited")
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -37,6 +37,12 @@ class Endpoint(ABC):
         """True if the endpoint has been idle, so that the peer may have closed it meanwhile."""
         self.key: EndpointKey | None = None
         """The endpoint's peer and path, from the time that it is kept."""
+        self.free_since = 0.0
+        """The time of the last release by the engine's clock."""
+        self.shelf: list[Endpoint] = []
+        """The free endpoints of the same path, from the time that it is kept."""
+        self.visited = False
+        """SIEVE's mark: True if the endpoint was used again since the hand passed it."""
         self.leaving = False
         """True if the path failed while the endpoint was in use: the release closes it."""
 

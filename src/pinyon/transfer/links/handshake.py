@@ -49,8 +49,6 @@ class Service(IntEnum):
     """Requests for cross-memory copies, on a Unix socket."""
     RDMA = 3
     """Queue pair and region set-up; lives as long as the queue pair."""
-    NIXL = 4
-    """Metadata of agents and regions (:mod:`pinyon.transfer.transports.nixl.wire`)."""
 
 
 class HelloCode(IntEnum):

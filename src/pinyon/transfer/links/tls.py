@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pinyon.core.clock import Clock
@@ -23,34 +22,24 @@ _WRITE_BYTES = 64 << 10
 """Size of one write, which is all or nothing to us: small against what a stalled link moves in a tick."""
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of this process."""
-
-    certificate: Path
-    """The process's certificate, with intermediate ones if any; usable as server and as client."""
-    key: Path
-    ca: Path
-    """The authority that signs the certificates of the cluster; peers with another signature are refused."""
-    peer_name: str = ""
-    """A DNS name that peers' certificates must have; empty: any certificate of the cluster will do."""
-
-
 class TlsContexts:
     """The contexts that links are made with. After the files have changed, ``renew``: later links use the new ones."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises InvalidTransfer if a file cannot be read or does not fit."""
-        self._files = files
-        self.peer_name = files.peer_name
-        self.server, self.client = _contexts(files)
+    def __init__(self, certificate: Path, key: Path, ca: Path, peer_name: str = "") -> None:
+        """Takes PEM files: this process's certificate with its key, for both roles, and the cluster's authority.
+
+        Peers must have a certificate of that authority and, if ``peer_name`` is given, of that DNS name. Raises
+        InvalidTransfer if a file cannot be read or does not fit."""
+        self._files = certificate, key, ca
+        self.peer_name = peer_name
+        self.server, self.client = _contexts(certificate, key, ca)
 
     def renew(self) -> None:
         """Reads the files again. Raises InvalidTransfer as above; the old contexts stay then."""
-        self.server, self.client = _contexts(self._files)
+        self.server, self.client = _contexts(*self._files)
 
 
-def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def _contexts(certificate: Path, key: Path, ca: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Returns ``(server, client)``, which demand a peer's certificate; its name is compared after the handshake."""
     try:
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -59,8 +48,8 @@ def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(files.certificate, files.key)
-            context.load_verify_locations(files.ca)
+            context.load_cert_chain(certificate, key)
+            context.load_verify_locations(ca)
     except OSError as error:  # ssl.SSLError too
         raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
     return server, client

@@ -14,10 +14,6 @@ from pinyon.transfer.memory.device import DeviceDriver, DeviceError
 from pinyon.transfer.memory.region import Access, Region
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 8 << 20
-"""Largest part of a chain that is staged at a time: a whole chain, with the usual limits."""
-_PIECES = 4
-"""Number of pieces for which a pool has room at least."""
 _PAGE = 4096
 _LOOK_S = 0.25
 """Time within which a thread that waits for room notices that it need not any more."""
@@ -60,7 +56,6 @@ class StagingPool:
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """Creates a pool that calls ``forget`` before its memory is freed, so that NICs let go of it."""
         self.total_bytes = -(-total_bytes // _PAGE) * _PAGE
-        self.piece_bytes = min(_PIECE_BYTES, max(_PAGE, self.total_bytes // _PIECES // _PAGE * _PAGE))
         self.clock = clock
         self.regions = 0
         """Number of regions on devices that are registered now."""

@@ -27,7 +27,7 @@ class PathLimits:
     pause_jitter: float = 0.2
     """Largest random share by which a pause is shortened: paths that failed together must not come back together."""
     prior_rates: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "nixl": 3e9, "rdma": 1e10, "tcp": 2e9})
+        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9})
     )
     """Assumed rates per transport until something is measured; 1e9 for others."""
     sample_bytes: int = 256 << 10
@@ -238,21 +238,18 @@ class PathBoard:
         record = self._records.get(path)
         return path.local_nic not in self._down if record is None else record.usable
 
-    def due_probes(self, now: float) -> list[Path]:
-        """Returns the avoided paths to probe: the pause is over, the NIC is up and no probe is under way."""
-        return [
-            record.path
+    def begin_probes(self, now: float, most: int) -> list[Path]:
+        """Returns up to ``most`` avoided paths to probe; ``probe_failed`` or ``recovered`` follows for each.
+
+        Their pause is over, the NIC is up and no probe was under way."""
+        due = [
+            record
             for record in self._records.values()
             if record.avoided and not record.down and not record.probing and record.pause_ends <= now
-        ]
-
-    def probe_started(self, path: Path, now: float) -> None:
-        """Notes a probe, to be followed by ``probe_failed`` or ``recovered``. Raises ValueError if one is under way."""
-        record = self._record(path)
-        if record.probing:
-            raise ValueError(f"{path} is being probed")
-        record.probing = True
-        record.probe_began = now
+        ][:most]
+        for record in due:
+            record.probing, record.probe_began = True, now
+        return [record.path for record in due]
 
     def probe_failed(self, path: Path, now: float) -> None:
         """Makes the pause longer, unless a chain has succeeded meanwhile."""

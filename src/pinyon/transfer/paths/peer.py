@@ -12,17 +12,17 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import INTERNAL, LATE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
 from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
-from pinyon.transfer.paths.lane import Lane
-from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, NIXL, PeerPaths, Reach
+from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, PeerPaths, Reach
+from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
 from pinyon.transfer.types.path import Path, Tiers
-from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.request import Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)
@@ -34,14 +34,10 @@ _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 
 
-class Retired(Exception):
-    """The peer was closed for want of use just before a chain came. The chain needs a new peer."""
-
-
 class Peer:
     """One peer's chains and paths. Thread-safe.
 
-    Private methods down to :meth:`_recall` want the lock held. One that returns *hopeless* chains leaves it to the
+    Private methods down to :meth:`_hand_over` want the lock held. One that returns *hopeless* chains leaves it to the
     caller to :meth:`_end` them without the lock.
     """
 
@@ -51,11 +47,13 @@ class Peer:
         remote: SegmentDescriptor,
         reach: Reach,
         transports: Mapping[str, Transport],
+        workers: Workers,
         rng: random.Random,
     ) -> None:
         self._reach = reach
         self._limits = context.limits
         self._transports = transports
+        self._workers = workers
         self._meter = context.meter
         self._staging = context.memory.staging.outbound
         self._clock = context.clock
@@ -65,35 +63,29 @@ class Peer:
         self.board = PathBoard(PathLimits(), rng)
         self.running: dict[Chain, Path] = {}
         """Chains given to a path, whether a thread has taken them or not."""
-        self.lanes: dict[Path, Lane] = {}
+        self.room: dict[Path, int] = {}
+        """Number of further chains that each path takes now."""
         self._last_failure = _NO_PATH
-        self._waiting: dict[tuple[str, str, bool], deque[Chain]] = {}
-        """Waiting chains by memory locations and whether NIXL was the better way; no queue is empty.
+        self._waiting: dict[tuple[str, str], deque[Chain]] = {}
+        """Waiting chains by memory locations; no queue is empty.
 
-        Chains that wait for a busy NIC, or for NIXL's one connection, do not hold up chains that want another one."""
-        self._short: dict[tuple[str, str, bool], ShortWay] = {}
-        """Short ways by memory locations and whether they are for NIXL, while nothing is wrong with them."""
+        Chains that wait for a busy NIC do not hold up chains that want another one."""
+        self._short: dict[tuple[str, str], ShortWay] = {}
+        """Short ways by memory locations, while nothing is wrong with them."""
         self._failed_at: dict[Path, float] = {}
         self._closed = False
         self.last_used = self._clock()
 
     # --- one request, by its caller ---
 
-    def short_way(
-        self, remote: SegmentDescriptor, local_location: str, remote_location: str, opcode: Opcode, nbytes: int
-    ) -> ShortWay | None:
+    def short_way(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> ShortWay | None:
         """Returns the short way, or None if there is none now or ``remote`` has news about the paths.
 
         Needs no lock: the user checks ``open`` once others can see that it uses the way."""
         paths = self.paths
         if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
             return None
-        by_nixl = (
-            paths.has_nixl
-            and paths.known_by_nixl(local_location, remote_location, opcode, nbytes)
-            and self.board.usable(NIXL)
-        )
-        return self._short.get((local_location, remote_location, by_nixl))
+        return self._short.get((local_location, remote_location))
 
     def adopt(self, chain: Chain, way: ShortWay, outcome: ChainOutcome, started: float) -> bool:
         """Adopts a chain for a request that ended with ``outcome`` on the short way, as if the chain had run there.
@@ -102,14 +94,14 @@ class Peer:
         with self.lock:
             if self._closed:
                 return False
-            tiers = self.tiers(chain)
-            self._assign(chain, way.path, self._lane(way.path, tiers), tiers)
+            self._room(way.path, self.tiers(chain))
+            self._assign(chain, way.path)
         self._ran(chain, way.path, outcome, started)
         return True
 
     def _learn_short(self, chain: Chain, path: Path) -> None:
         """Makes the path on which a chain has completed a short way, if it can be one. Lock held."""
-        where = (chain.local_location, chain.remote_location, path.transport == "nixl")
+        where = chain.local_location, chain.remote_location
         if where in self._short or not self.board.usable(path) or self.tiers(chain)[:1] != ((path,),):
             return
         transport = self._transports[path.transport]
@@ -136,13 +128,7 @@ class Peer:
     def tiers(self, chain: Chain) -> Tiers:
         """Returns the paths that the chain may take, best first. Lock held."""
         regions = (part.remote_region for part in chain.slices)
-        where = chain.local_location, chain.remote_location
-        return self.paths.tiers(*where, regions, by_nixl=self._by_nixl(chain))
-
-    def _by_nixl(self, chain: Chain) -> bool:
-        """Returns whether NIXL is the better way, and not avoided. Lock held."""
-        where, paths = (chain.local_location, chain.remote_location), self.paths
-        return paths.has_nixl and paths.by_nixl(*where, chain.opcode, chain.nbytes) and self.board.usable(NIXL)
+        return self.paths.tiers(chain.local_location, chain.remote_location, regions)
 
     def carries(self, tiers: Tiers) -> bool:
         """Returns whether anything runs on one of these paths. Lock held."""
@@ -152,15 +138,6 @@ class Peer:
     def waiting(self) -> list[Chain]:
         """Returns the waiting chains. Lock held."""
         return [chain for queue in self._waiting.values() for chain in queue]
-
-    def _choose(self, chain: Chain, tiers: Tiers) -> Path | None:
-        """Returns a usable path, of a transport that was not full for this chain if there is one, or None."""
-        if chain.full:
-            others = tuple(tier for tier in tiers if tier[0].transport not in chain.full)
-            path = self.board.choose(others, chain.nbytes)
-            if path is not None:
-                return path
-        return self.board.choose(tiers, chain.nbytes)
 
     def _last_resort(self, chain: Chain, tiers: Tiers, now: float) -> Path | None:
         """Returns a path to try though all are avoided: one may be back before its pause has ended.
@@ -178,15 +155,13 @@ class Peer:
     # --- giving chains to paths ---
 
     def submit(self, chain: Chain, *, inline: bool = False) -> Path | None:
-        """Gives a fresh chain to a path, or lets it wait. Raises Retired if the peer is closed and nothing was done.
+        """Gives a fresh chain to a path, or lets it wait.
 
         With ``inline`` and a path that has room now, returns that path: the caller must :meth:`run` the chain there."""
         now = self._clock()
         with self.lock:
-            if self._closed:
-                raise Retired
             self.last_used = now
-            given = self._give(chain, now, inline=inline)
+            given = SHUTDOWN if self._closed else self._give(chain, now, inline=inline)
         if isinstance(given, ChainOutcome):
             chain.stop(given)
             return None
@@ -199,14 +174,13 @@ class Peer:
         path = self.board.choose_any(tiers, chain.nbytes, now)
         if path is None:
             return _NO_PATH
-        lane = self._lane(path, tiers)
-        if lane.room <= 0:
+        if self._room(path, tiers) <= 0:
             self._wait(chain)
             return None
         if inline:
-            self._assign(chain, path, lane, tiers)
+            self._assign(chain, path)
             return path
-        return None if self._hand_over(chain, path, lane, tiers) else INTERNAL
+        return None if self._hand_over(chain, path) else INTERNAL
 
     def _pump(self, now: float) -> list[Chain]:
         """Gives waiting chains to paths with room; returns the hopeless, for which no path is left. Lock held."""
@@ -222,47 +196,42 @@ class Peer:
                 continue
             chain = queue[0]
             tiers = self.tiers(chain)
-            path = self._choose(chain, tiers) or self._last_resort(chain, tiers, now)
+            path = self.board.choose(tiers, chain.nbytes) or self._last_resort(chain, tiers, now)
             if path is None:
                 if self.carries(tiers):  # running chains may bring an avoided path back, or fail too
                     continue
                 hopeless.append(queue.popleft())
             else:
-                lane = self._lane(path, tiers)
-                if lane.room <= 0:
+                if self._room(path, tiers) <= 0:
                     continue
                 queue.popleft()
-                if not self._hand_over(chain, path, lane, tiers):
+                if not self._hand_over(chain, path):
                     chain.failure = INTERNAL
                     hopeless.append(chain)
                 self._waiting[where] = self._waiting.pop(where)  # next time another queue is first
             turns.append(where)
         return hopeless
 
-    def _lane(self, path: Path, tiers: Tiers) -> Lane:
-        lane = self.lanes.get(path)
-        if lane is None:
+    def _room(self, path: Path, tiers: Tiers) -> int:
+        room = self.room.get(path)
+        if room is None:
             alike = next((len(tier) for tier in tiers if path in tier), 1)
-            room = self._reach.room(path, alike, self.paths.remote)
-            lane = self.lanes[path] = Lane(path, room, self.lock, self.run)
-        return lane
+            room = self.room[path] = self._reach.room(path, alike, self.paths.remote)
+        return room
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
-        where = chain.local_location, chain.remote_location, self._by_nixl(chain)
+        where = chain.local_location, chain.remote_location
         queue = self._waiting.setdefault(where, deque())
         (queue.appendleft if first else queue.append)(chain)
 
-    def _assign(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> None:
-        lane.room -= 1
-        # A chain that came back to a full transport waits there: nothing else was usable.
-        full = {path.transport, *chain.full}
-        chain.elsewhere = path.transport not in chain.full and any(tier[0].transport not in full for tier in tiers)
+    def _assign(self, chain: Chain, path: Path) -> None:
+        self.room[path] -= 1
         chain.remote = self.paths.remote  # the descriptor that has the path's NICs
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
 
     def _unassign(self, chain: Chain, path: Path) -> None:
-        self.lanes[path].room += 1
+        self.room[path] += 1
         del self.running[chain]
 
     def _withdraw(self, chain: Chain, path: Path) -> None:
@@ -270,21 +239,13 @@ class Peer:
         self._unassign(chain, path)
         self.board.aborted(path, chain.nbytes)
 
-    def _hand_over(self, chain: Chain, path: Path, lane: Lane, tiers: Tiers) -> bool:
-        """Hands the chain to the lane's threads; returns False if there is none and none can be had."""
-        self._assign(chain, path, lane, tiers)
-        if lane.give(chain):
+    def _hand_over(self, chain: Chain, path: Path) -> bool:
+        """Hands the chain to a thread; returns False if there is none and none can be had."""
+        self._assign(chain, path)
+        if self._workers.start(self.run, chain, path):
             return True
         self._withdraw(chain, path)
         return False
-
-    def _recall(self, path: Path) -> None:
-        """Puts chains that the path's threads have not taken back into the queue, so that they can go another way."""
-        lane = self.lanes.get(path)
-        while lane is not None and lane.chains:
-            chain = lane.chains.pop()
-            self._withdraw(chain, path)
-            self._wait(chain, first=True)
 
     # --- running chains, and their outcomes ---
 
@@ -314,9 +275,7 @@ class Peer:
             frozen = path.transport == "shm" and outcome.reason is Reason.STALLED
             self._path_failed(chain, path, outcome, started, now, final=late or frozen)
             return
-        beyond = outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals
-        full = outcome is NO_ROOM and chain.elsewhere and now < chain.deadline
-        if (beyond or full) and not chain.stopped:
+        if outcome.refusals is not None and Reason.OTHER_TRANSPORT in outcome.refusals and not chain.stopped:
             self._reroute(chain, path, outcome.refusals, now)
             return
         with self.lock:
@@ -337,30 +296,19 @@ class Peer:
         """Returns whether the deadline passed before the stall limit, but after a working path would have been done.
 
         Such a path has failed: otherwise a caller with short deadlines would lose requests to a dead path for ever."""
-        if outcome is NO_ROOM:
-            return False
         late = outcome.reason is Reason.DEADLINE or chain.expired
         return late and elapsed_s > _SILENT_S and chain.nbytes < elapsed_s * self._limits.min_rate_bytes_s
 
-    def _reroute(self, chain: Chain, path: Path, refusals: bytes | None, now: float) -> None:
-        """Moves a chain to another transport; what was moved is moved again.
-
-        With ``refusals`` this transport cannot reach the memory; without, it had no endpoint in good time."""
+    def _reroute(self, chain: Chain, path: Path, refusals: bytes, now: float) -> None:
+        """Moves a chain to another transport, as this one cannot reach its memory; what was moved is moved again."""
         with self.lock:
             self._withdraw(chain, path)
-            if refusals is None:
-                chain.full |= {path.transport}
-            else:
-                chain.failure = _NO_PATH
-                for part, code in zip(chain.slices, refusals, strict=True):
-                    if code == Reason.OTHER_TRANSPORT:
-                        self.paths.exclude(part.remote_region, path.transport)
-            retry = not self._closed
-            if retry:
-                self._wait(chain, first=True)
+            chain.failure = _NO_PATH
+            for part, code in zip(chain.slices, refusals, strict=True):
+                if code == Reason.OTHER_TRANSPORT:
+                    self.paths.exclude(part.remote_region, path.transport)
+            self._wait(chain, first=True)  # if it was stopped meanwhile, it is done and nobody takes it up
             hopeless = self._pump(now)
-        if not retry:
-            chain.finish(SHUTDOWN)
         self._end(hopeless)
 
     def _path_failed(
@@ -375,7 +323,6 @@ class Peer:
         chain.failure = outcome
         retry = not final and now < chain.deadline and chain.attempts < self._limits.max_attempts
         with self.lock:
-            retry = retry and not self._closed
             self._unassign(chain, path)
             self._shut_short_ways()
             chain.tried |= {path}
@@ -384,7 +331,6 @@ class Peer:
             self._last_failure = outcome
             if retry:
                 self._wait(chain, first=True)
-            self._recall(path)
             hopeless = self._pump(now)
         with self._meter.lock:
             self._meter.path_failed(path, outcome.reason, retry and chain not in hopeless)
@@ -404,9 +350,6 @@ class Peer:
         with self.lock:
             self._shut_short_ways()
             self.board.nic_down(name)
-            for path in self.lanes:
-                if path.local_nic == name:
-                    self._recall(path)
             for chain, path in self.running.items():
                 if path.local_nic == name:
                     chain.interrupt()  # under the lock, so not after the chain has moved to a sound path
@@ -425,10 +368,7 @@ class Peer:
     def due_probes(self, now: float, most: int) -> list[Path]:
         """Returns at most ``most`` avoided paths to probe now; each must then be given to :meth:`probe`."""
         with self.lock:
-            due = self.board.due_probes(now)[:most]
-            for path in due:
-                self.board.probe_started(path, now)
-            return due
+            return self.board.begin_probes(now, most)
 
     def probe(self, path: Path, deadline: float) -> None:
         """Tries an avoided path with a connection of its own, so that no chain has to."""
@@ -459,35 +399,20 @@ class Peer:
 
     # --- the end ---
 
-    def retire(self, unused_since: float) -> bool:
-        """Closes the peer if nothing runs or waits and no chain came after ``unused_since``; returns whether it did.
-
-        From then on ``submit`` raises Retired."""
+    def unused(self, since: float) -> bool:
+        """Returns whether nothing runs or waits, and no chain came after ``since``."""
         with self.lock:
-            if self.running or self._waiting or self.last_used > unused_since:
-                return False
-            self._close()
-            return True
+            return not self.running and not self._waiting and self.last_used <= since
 
-    def close(self) -> list[threading.Thread]:
-        """Closes the peer and stops what waits and what runs; returns the threads to join."""
+    def close(self) -> None:
+        """Closes the peer, and stops what waits and what runs."""
         with self.lock:
-            for path in self.lanes:
-                self._recall(path)
+            self._closed = True
+            self._shut_short_ways()
             left = [*self.running, *self.waiting()]
             self._waiting.clear()
-            threads = self._close()
         for chain in left:
             chain.stop(SHUTDOWN)
-        return threads
-
-    def _close(self) -> list[threading.Thread]:
-        """Closes the lanes; returns their threads. Lock held."""
-        self._closed = True
-        self._shut_short_ways()
-        for lane in self.lanes.values():
-            lane.close()
-        return [thread for lane in self.lanes.values() for thread in lane.threads]
 
 
 def _moved(chain: Chain, outcome: ChainOutcome) -> int:

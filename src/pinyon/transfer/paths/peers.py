@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
-from pinyon.transfer.host.link_monitor import LinkMonitor
+from pinyon.transfer.host.interfaces import LinkMonitor
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.paths.board import PathState
-from pinyon.transfer.paths.peer import Peer, Retired
+from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.reach import Reach
+from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
@@ -24,7 +25,7 @@ _TEND_S = 0.1
 _MAINTAIN_S = 1.0
 _CLOSE_S = 10.0
 _MAX_PROBES = 8
-"""Probes at a time, one thread each."""
+"""Probes at a time."""
 
 
 class Peers:
@@ -42,8 +43,6 @@ class Peers:
         self._context = context
         self._reach = reach
         self.transports = transports
-        self._limits = context.limits
-        self._clock = context.clock
         self._tend_too = tend
         self._rng = rng
         self._lock = threading.Lock()
@@ -55,18 +54,14 @@ class Peers:
         A caller enters its endpoint and then checks that its way is open; code that shuts the way then looks here."""
         self._closed = False
         self._closing = threading.Event()
-        self._probes: set[threading.Thread] = set()
+        self._probing = 0
         self._down: set[str] = set()
-        self._threads: list[threading.Thread] = []
-        self._monitor = LinkMonitor(
-            [nic.name for nic in reach.nics if nic.name and nic.transport == "tcp"], self.link_changed
-        )
+        self._workers = Workers()
+        self._tender = threading.Thread(target=self._tend, name="pinyon-transfer-tend", daemon=True)
+        self._monitor = LinkMonitor(nic.name for nic in reach.nics if nic.transport == "tcp")
 
     def start(self) -> None:
-        tender = threading.Thread(target=self._tend, name="pinyon-transfer-tend", daemon=True)
-        tender.start()
-        self._threads.append(tender)
-        self._monitor.start()
+        self._tender.start()
 
     # --- chains ---
 
@@ -79,21 +74,14 @@ class Peers:
         self._give(chain, inline=True)
 
     def _give(self, chain: Chain, *, inline: bool) -> None:
-        name = chain.remote.peer
-        while True:
-            peer = self.by_name.get(name) or self.peer(chain.remote)
-            if peer is None:
-                chain.finish(SHUTDOWN)
-                return
-            peer.learn(chain.remote)
-            try:
-                path = peer.submit(chain, inline=inline)
-            except Retired:
-                self._forget(name, peer)
-                continue
-            if path is not None:
-                peer.run(chain, path)
+        peer = self.by_name.get(chain.remote.peer) or self.peer(chain.remote)
+        if peer is None:
+            chain.finish(SHUTDOWN)
             return
+        peer.learn(chain.remote)
+        path = peer.submit(chain, inline=inline)
+        if path is not None:
+            peer.run(chain, path)
 
     def peer(self, remote: SegmentDescriptor) -> Peer | None:
         """Returns the peer of this descriptor, which is known from now on; None if closed."""
@@ -102,9 +90,11 @@ class Peers:
                 return None
             peer = self.by_name.get(remote.peer)
             if peer is None:
-                if len(self.by_name) >= self._limits.max_peers:
+                if len(self.by_name) >= self._context.limits.max_peers:
                     self._forget_one()
-                peer = self.by_name[remote.peer] = Peer(self._context, remote, self._reach, self.transports, self._rng)
+                peer = self.by_name[remote.peer] = Peer(
+                    self._context, remote, self._reach, self.transports, self._workers, self._rng
+                )
                 for name in self._down:
                     peer.nic_down(name)
         return peer
@@ -112,14 +102,9 @@ class Peers:
     def _forget_one(self) -> None:
         """Forgets the peer used longest ago, but none with chains on the way: those have their own bound. Lock held."""
         for name, peer in sorted(self.by_name.items(), key=lambda one: one[1].last_used):
-            if peer.retire(inf):
+            if peer.unused(inf):
                 del self.by_name[name]
                 return
-
-    def _forget(self, name: PeerId, peer: Peer) -> None:
-        with self._lock:
-            if self.by_name.get(name) is peer:
-                del self.by_name[name]
 
     @property
     def endpoints(self) -> int:
@@ -152,10 +137,12 @@ class Peers:
                 endpoint.abort()
 
     def _tend(self) -> None:
-        next_maintenance = self._clock() + _MAINTAIN_S
+        next_maintenance = self._context.clock() + _MAINTAIN_S
         while not self._closing.wait(_TEND_S):
-            now = self._clock()
+            now = self._context.clock()
             try:
+                for name, up in self._monitor.changes():
+                    self.link_changed(name, up)
                 self.start_probes(now)
                 if now >= next_maintenance:
                     next_maintenance = now + _MAINTAIN_S
@@ -167,31 +154,30 @@ class Peers:
                 _log.exception("maintenance of the transfer paths failed")
 
     def drop_idle(self, now: float) -> None:
-        """Ends chains that wait beyond their deadline, and forgets peers that are not used any more."""
+        """Ends chains that wait beyond their deadline, and forgets peers that are not used any more.
+
+        A chain that comes for such a peer just now runs to its end all the same."""
         for name, peer in self.known():
             peer.expire(now)
-            if peer.retire(now - self._limits.idle_s):
-                self._forget(name, peer)
+            if peer.unused(now - self._context.limits.idle_s):
+                with self._lock:
+                    self.by_name.pop(name, None)
 
     def start_probes(self, now: float) -> None:
         """Starts the probes that are due, as far as there are threads for them."""
         for _, peer in self.known():
-            for path in peer.due_probes(now, _MAX_PROBES - len(self._probes)):
-                thread = threading.Thread(
-                    target=self._probe, args=(peer, path), name="pinyon-transfer-probe", daemon=True
-                )
-                self._probes.add(thread)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    self._probes.discard(thread)
+            for path in peer.due_probes(now, _MAX_PROBES - self._probing):
+                with self._lock:
+                    self._probing += 1
+                if not self._workers.start(self._probe, peer, path):
                     self._probe(peer, path)
 
     def _probe(self, peer: Peer, path: Path) -> None:
         try:
-            peer.probe(path, self._clock() + self._limits.connect_s)
+            peer.probe(path, self._context.clock() + self._context.limits.connect_s)
         finally:
-            self._probes.discard(threading.current_thread())
+            with self._lock:
+                self._probing -= 1
 
     def close(self) -> None:
         """Stops all chains and frees everything."""
@@ -200,15 +186,14 @@ class Peers:
             peers = list(self.by_name.values())
             self.by_name.clear()
         self._closing.set()
-        self._monitor.close()
-        threads = [thread for peer in peers for thread in peer.close()]
+        for peer in peers:
+            peer.close()
         self._interrupt(lambda path: True)
         for transport in self.transports.values():
             transport.close()
-        deadline = self._clock() + _CLOSE_S
-        self._join(self._threads, deadline)  # first, because this thread starts the probes
-        self._join([*threads, *self._probes], deadline)
-
-    def _join(self, threads: Iterable[threading.Thread], deadline: float) -> None:
-        for thread in threads:
-            thread.join(max(0.0, deadline - self._clock()))
+        deadline = self._context.clock() + _CLOSE_S
+        if self._tender.is_alive():  # first, because it starts the probes
+            self._tender.join(_CLOSE_S)
+        self._monitor.close()
+        for thread in self._workers.close():
+            thread.join(max(0.0, deadline - self._context.clock()))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.nic import Nic, same_network
 from pinyon.transfer.types.path import Path, Tiers
-from pinyon.transfer.types.request import Opcode
 from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 
@@ -31,16 +29,6 @@ class End(NamedTuple):
 MAX_LOCATION_PAIRS = 256
 _MAX_REGIONS = 4096
 """Regions of a peer for which the transports that do not reach them are remembered."""
-# NIXL only READs here (docs/design/transfer.md says why). Beside ``shm`` it is slower at every size: it makes the same
-# system call, by way of a library that makes a request object per transfer and cannot check a seal in that call. Beside
-# ``rdma`` nobody has measured it, and rdma takes keys back at the NIC. Beside ``tcp`` it is faster as long as it saves
-# more (the peer's part in a READ) than its copy out of the arrival buffer costs
-# (docs/notebook/transfer.md, ``./dev bench transfer --only pinyon_nixl pinyon_shm pinyon_tcp``).
-MOST_READ_BYTES = MappingProxyType({"local": 0, "shm": 0, "rdma": 0, "tcp": 1 << 20})
-"""Bytes of the largest chain that is read by NIXL instead, by the transport that would serve else."""
-ANY_BYTES = 1 << 62
-NIXL = Path("nixl", "", "")
-"""NIXL's path to a peer, of which there is one: its UCX chooses among NICs itself."""
 _NO_NIC = Nic("", "tcp", "", 0)
 """The NIC of a host that published none: it still has a tcp address, and its kernel chooses the interface."""
 
@@ -128,8 +116,6 @@ class Reach:
     limits: TransferLimits
     cores: int
     """Number of cores that this process may run on."""
-    nixl: str = "off"
-    """The READs that go by NIXL: one of ``NIXL_MODES``."""
 
     def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
         """Returns the paths between these memory locations, best first."""
@@ -141,15 +127,6 @@ class Reach:
             same_process=own,
             shm=self._same_host(remote) and not own,
         )
-
-    def most_read_bytes(self, remote: SegmentDescriptor, remote_location: str, others: Tiers) -> int:
-        """Returns the bytes of the largest READ that goes by NIXL instead of by ``others``; 0 if none does."""
-        in_host_memory = not remote_location or remote_location.startswith("cpu:")
-        if self.nixl == "off" or not remote.nixl or remote.boot_id == self.boot_id or not in_host_memory:
-            return 0
-        if self.nixl == "prefer" or not others:
-            return ANY_BYTES
-        return MOST_READ_BYTES.get(others[0][0].transport, 0)
 
     def streams(self, remote: SegmentDescriptor) -> int:
         """Returns the number of NICs that chains to this peer are spread over."""
@@ -172,8 +149,6 @@ class Reach:
             if remote.host_id == self.host_id:
                 most = min(most, max(2, self.cores // 2))
             return max(min(2, most), most // alike)
-        if path.transport == "nixl":
-            return 1  # NIXL has one connection to a peer
         return self.limits.queue_pairs_per_path if path.transport == "rdma" else 2
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:
@@ -183,7 +158,7 @@ class Reach:
 class PeerPaths:
     """The paths to one peer, as far as it has told about itself.
 
-    The caller serialises the calls, except calls of ``is_news`` and ``known_by_nixl``.
+    The caller serialises the calls, except calls of ``is_news``.
     """
 
     def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
@@ -191,18 +166,15 @@ class PeerPaths:
         self.beyond: dict[bytes, frozenset[str]] = {}
         """Transports that, as the peer says, cannot reach a region of it, by the region's key."""
         self._reach = reach
-        self.has_nixl = reach.nixl != "off"
-        """True if some of the paths may be by NIXL."""
-        self._known: dict[tuple[str, str], tuple[Tiers, int]] = {}
-        """The paths without NIXL's, and the bytes of the largest READ by NIXL, by memory locations."""
+        self._known: dict[tuple[str, str], Tiers] = {}
+        """The paths by memory locations."""
 
     def is_news(self, remote: SegmentDescriptor) -> bool:
         """Returns whether ``remote`` says anything about the peer's addresses that is new."""
         mine = self.remote
         if not remote.nics and not remote.shm:
             return False
-        elsewhere = remote.nics != mine.nics or remote.shm != mine.shm or remote.nixl != mine.nixl
-        return elsewhere or remote.topology != mine.topology
+        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
 
     def learn(self, remote: SegmentDescriptor) -> None:
         self.remote = remote
@@ -214,33 +186,15 @@ class PeerPaths:
             self.beyond.clear()
         self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
 
-    def by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Returns whether NIXL is the better way for this transfer between these memory locations."""
-        return opcode is Opcode.READ and nbytes <= self._between(local_location, remote_location)[1]
-
-    def known_by_nixl(self, local_location: str, remote_location: str, opcode: Opcode, nbytes: int) -> bool:
-        """Answers like :meth:`by_nixl`, as far as is known; any number of threads may ask at once."""
-        known = self._known.get((local_location, remote_location))
-        return known is not None and opcode is Opcode.READ and nbytes <= known[1]
-
-    def tiers(
-        self, local_location: str, remote_location: str, regions: Iterable[bytes] = (), *, by_nixl: bool = False
-    ) -> Tiers:
-        """Returns the paths that reach all of these regions; with ``by_nixl`` NIXL's comes first."""
-        tiers, _ = self._between(local_location, remote_location)
-        if by_nixl:
-            tiers = ((NIXL,), *tiers)
+    def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
+        """Returns the paths that reach all of these regions."""
+        where = local_location, remote_location
+        tiers = self._known.get(where)
+        if tiers is None:
+            if len(self._known) >= MAX_LOCATION_PAIRS:
+                self._known.clear()
+            tiers = self._known[where] = self._reach.candidates(self.remote, *where)
         if self.beyond:
             useless = {name for region in regions for name in self.beyond.get(region, ())}
             tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
         return tiers
-
-    def _between(self, local_location: str, remote_location: str) -> tuple[Tiers, int]:
-        where = local_location, remote_location
-        known = self._known.get(where)
-        if known is None:
-            if len(self._known) >= MAX_LOCATION_PAIRS:
-                self._known.clear()
-            tiers = self._reach.candidates(self.remote, *where)
-            known = self._known[where] = tiers, self._reach.most_read_bytes(self.remote, remote_location, tiers)
-        return known

@@ -14,8 +14,6 @@ class Transport(Protocol):
 
     The peer's queue chooses, retries and avoids paths. Methods with a body here suit a transport without endpoints."""
 
-    name: str
-
     def run(self, chain: Chain, path: Path) -> ChainOutcome:
         """Runs the chain in the calling thread, over an endpoint of this path that is leased or set up on demand.
 

@@ -46,15 +46,12 @@ class KnownKeys(Generic[P]):
 
     Refusals are not remembered: a region may be registered or opened later."""
 
-    def __init__(self, most_keys: int, most_spans: int, most_asked: int, forgotten: Callable[[], None]) -> None:
-        """Keeps about ``most_keys`` keys and ``most_spans`` spans at most, and asks for ``most_asked`` keys at a time.
-
-        :meth:`forget` calls ``forgotten``."""
+    def __init__(self, most_keys: int, most_spans: int, most_asked: int) -> None:
+        """Keeps about ``most_keys`` keys and ``most_spans`` spans at most; asks for ``most_asked`` keys at a time."""
         self.opened: dict[bytes, P] = {}
         self._most_keys = most_keys
         self._most_spans = most_spans
         self._most_asked = most_asked
-        self._forgotten = forgotten
         self._spans = 0
 
     def find(self, keys: Collection[bytes], ask: Callable[[list[bytes]], Iterable[P]]) -> Mapping[bytes, P]:
@@ -79,7 +76,6 @@ class KnownKeys(Generic[P]):
         """Forgets all answers, so that every key is asked for again."""
         self.opened.clear()
         self._spans = 0
-        self._forgotten()
 
 
 class LinkWatch:

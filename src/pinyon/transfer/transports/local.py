@@ -17,14 +17,11 @@ from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import Range
 
 _log = logging.getLogger(__name__)
-_PIECE_BYTES = 8 << 20
-"""The bytes that are copied between two checks for a stop or the deadline."""
 
 
 class LocalTransport(Transport):
     """A copy by memcpy, or by the driver where the target of a WRITE or the source of a READ is on a device."""
 
-    name = "local"
     endpoints = 0
 
     def __init__(self, context: EngineContext) -> None:
@@ -51,25 +48,15 @@ class LocalTransport(Transport):
         for part, remote in zip(chain.slices, found, strict=True):
             if remote is None:
                 continue
+            if stopped.is_set():
+                return GONE
+            if self._clock() > chain.deadline:
+                return LATE
             here = chain.regions[part.local].array[part.local_offset : part.local_offset + part.length]
-            copy = None
-            source = target = here
+            reads = chain.opcode is Opcode.READ
             if remote.device is not None:
-                copy = remote.device.copy_out if chain.opcode is Opcode.READ else remote.device.copy_in
+                (remote.device.copy_out if reads else remote.device.copy_in)(part.remote_offset, here.data)
             else:
                 there = remote.array[part.remote_offset : part.remote_offset + part.length]
-                source, target = (there, here) if chain.opcode is Opcode.READ else (here, there)
-            if part.length <= _PIECE_BYTES or (copy is None and np.may_share_memory(source, target)):
-                pieces = [(0, part.length)]  # numpy copies overlapping ranges correctly only in one call
-            else:
-                pieces = [(at, min(at + _PIECE_BYTES, part.length)) for at in range(0, part.length, _PIECE_BYTES)]
-            for start, end in pieces:
-                if stopped.is_set():
-                    return GONE
-                if self._clock() > chain.deadline:
-                    return LATE
-                if copy is None:
-                    np.copyto(target[start:end], source[start:end])
-                else:
-                    copy(part.remote_offset + start, here[start:end].data)
+                np.copyto(here if reads else there, there if reads else here)
         return None

@@ -9,20 +9,19 @@ Within one chain nothing overlaps; the chains that a path runs at the same time 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pinyon.transfer.chains.chain import GONE, INTERNAL, LATE, SHUTDOWN, Chain, ChainOutcome
-from pinyon.transfer.chains.slicing import ChainPlan, Slice
+from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.stream import Stalled
 from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.types.path import Path
-from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
+from pinyon.transfer.types.request import Opcode, TransferStatus
 from pinyon.transfer.types.segment import Range
 
 _log = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ _log = logging.getLogger(__name__)
 class _Copy(NamedTuple):
     """A range of device memory and its offset in the staging buffer."""
 
+    position: int
     device: DeviceMemory
     offset: int
     staged: int
@@ -38,25 +38,39 @@ class _Copy(NamedTuple):
 
 
 class _Copies:
-    """The copies to make between devices and a staging buffer, with neighbours joined."""
+    """The copies to make between devices and a staging buffer, which is filled in order."""
 
-    def __init__(self) -> None:
-        self.list: list[_Copy] = []
+    def __init__(self, buffer: StagingBuffer) -> None:
+        self._buffer = buffer
+        self._end = buffer.start
+        self._list: list[_Copy] = []
 
-    def add(self, device: DeviceMemory, offset: int, staged: int, length: int) -> None:
-        if self.list:
-            last = self.list[-1]
-            if last.device is device and last.offset + last.length == offset and last.staged + last.length == staged:
-                self.list[-1] = last._replace(length=last.length + length)
-                return
-        self.list.append(_Copy(device, offset, staged, length))
+    def add(self, position: int, device: DeviceMemory, offset: int, length: int) -> int:
+        """Gives the next place in the buffer to this range, the one at ``position`` of all; returns the place."""
+        place = self._end
+        self._end += length
+        self._list.append(_Copy(position, device, offset, place, length))
+        return place
 
-    def run(self, buffer: StagingBuffer, stopped: Callable[[], bool], *, into: bool) -> bool:
-        """Copies from the devices, or ``into`` them. Returns False if it was stopped. Raises DeviceError."""
-        for device, offset, staged, length in self.list:
+    def run(self, stopped: Callable[[], bool], refusals: bytes | None = None, *, into: bool) -> bool:
+        """Copies what is not refused from the devices, or ``into`` them, with neighbours joined.
+
+        Returns False if it was stopped. Raises DeviceError."""
+        joined: list[_Copy] = []
+        for each in self._list:
+            if refusals is not None and refusals[each.position]:
+                continue
+            if joined:
+                last = joined[-1]
+                ends = last.device, last.offset + last.length, last.staged + last.length
+                if ends == (each.device, each.offset, each.staged):
+                    joined[-1] = last._replace(length=last.length + each.length)
+                    continue
+            joined.append(each)
+        for _, device, offset, staged, length in joined:
             if stopped():
                 return False
-            (device.copy_in if into else device.copy_out)(offset, buffer.view(staged, length))
+            (device.copy_in if into else device.copy_out)(offset, self._buffer.view(staged, length))
         return True
 
 
@@ -75,178 +89,74 @@ def needs_staging(chain: Chain, path: Path) -> bool:
 
 def run_staged(transport: Transport, chain: Chain, path: Path, pool: StagingPool) -> ChainOutcome:
     """Does what ``transport.run`` does, by the same contract, for a chain that needs staging."""
-    refusals = bytearray(len(chain.slices))
-    for positions, parts, nbytes in _pieces(chain, pool.piece_bytes):
-        try:
-            buffer = pool.acquire(nbytes, chain.deadline, lambda: chain.done) if nbytes else None
-        except DeviceError as error:
-            _log.error("a transfer of device memory failed: %s", error)
-            return INTERNAL
-        if nbytes and buffer is None:
-            return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
-        with buffer or contextlib.nullcontext():
-            outcome = _run_piece(transport, chain, path, parts, buffer)
-        if outcome.status is not TransferStatus.COMPLETED:
-            return outcome
-        for position, code in zip(positions, outcome.refusals or (), strict=False):
-            refusals[position] = refusals[position] or code
-    return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, bytes(refusals) if any(refusals) else None)
-
-
-def _pieces(chain: Chain, most: int) -> Iterator[tuple[list[int], list[Slice], int]]:
-    """Yields the chain in order, in pieces with at most ``most`` bytes of device memory.
-
-    A piece is the positions of its slices, the slices or their parts, and the number of bytes to stage."""
-    positions: list[int] = []
-    parts: list[Slice] = []
-    nbytes = 0
-    for position, part in enumerate(chain.slices):
-        request, local, local_offset, remote_region, remote_offset, length = part
-        if chain.regions[local].device is None:
-            positions.append(position)
-            parts.append(part)
-            continue
-        while length:
-            if nbytes == most:
-                yield positions, parts, nbytes
-                positions, parts, nbytes = [], [], 0
-            taken = min(length, most - nbytes)
-            positions.append(position)
-            parts.append(Slice(request, local, local_offset, remote_region, remote_offset, taken))
-            nbytes += taken
-            local_offset += taken
-            remote_offset += taken
-            length -= taken
-    if parts:
-        yield positions, parts, nbytes
-
-
-def _run_piece(
-    transport: Transport, chain: Chain, path: Path, parts: list[Slice], buffer: StagingBuffer | None
-) -> ChainOutcome:
-    staged = _StagedChain(chain, parts, buffer)
+    nbytes = sum(part.length for part in chain.slices if chain.regions[part.local].device is not None)
     try:
-        outcome = transport.run(staged, path)
-        chain.fence = staged.fence
-        if staged.failed:
-            return INTERNAL
-        if outcome.status is TransferStatus.COMPLETED and chain.opcode is Opcode.READ:
-            return outcome if staged.land(outcome.refusals) else GONE
+        buffer = pool.acquire(nbytes, chain.deadline, lambda: chain.done)
+        if buffer is None:
+            return GONE if chain.done else LATE if pool.clock() >= chain.deadline else SHUTDOWN
+        with buffer:
+            staged = _StagedChain(chain, buffer)
+            if chain.opcode is Opcode.WRITE and not staged.copy(None, into=False):
+                return GONE
+            outcome = transport.run(staged, path)
+            chain.fence = staged.fence
+            reads = chain.opcode is Opcode.READ and outcome.status is TransferStatus.COMPLETED
+            return GONE if reads and not staged.copy(outcome.refusals, into=True) else outcome
     except DeviceError as error:
-        _log.error("copying to a device failed: %s", error)
-        outcome = INTERNAL
-    finally:
-        stopped = staged.claimed and not chain.unclaim()
-    return GONE if stopped else outcome
+        _log.error("a transfer of device memory failed: %s", error)
+        return INTERNAL
 
 
 class _StagedChain(Chain):
-    """The substitute for a chain, or for a piece of one, whose local memory is on a device.
+    """The substitute for a chain whose local memory is on a device. Who claims it claims the real chain."""
 
-    The real chain is claimed from the transport's claim until the copies back have ended, and can end only then. An
-    endpoint may be aborted for the chain only while the transport itself holds the claim."""
+    __slots__ = ("_copies", "_whole")
 
-    __slots__ = ("_buffer", "_parts", "_whole", "claimed", "failed")
-
-    def __init__(self, whole: Chain, parts: list[Slice], buffer: StagingBuffer | None) -> None:
+    def __init__(self, whole: Chain, buffer: StagingBuffer) -> None:
         self._whole = whole
-        self._parts = parts
-        self._buffer = buffer
-        self.claimed = False
-        """True once this substitute has claimed the real chain."""
-        self.failed = False
-        """True if the copy from the device failed."""
-        regions = dict(whole.regions)
-        slices: list[Slice] = []
-        at = buffer.start if buffer is not None else 0
-        for part in parts:
-            if buffer is None or whole.regions[part.local].device is None:
-                slices.append(part)
-            else:
-                slices.append(part._replace(local=buffer.region.key, local_offset=at))
-                at += part.length
-        if buffer is not None:
-            regions[buffer.region.key] = buffer.region
-        plan = ChainPlan(whole.remote, whole.opcode, slices, sum(part.length for part in parts))
+        self._copies = _Copies(buffer)
+        slices = list(whole.slices)
+        for position, part in enumerate(slices):
+            device = whole.regions[part.local].device
+            if device is not None:
+                place = self._copies.add(position, device, part.local_offset, part.length)
+                slices[position] = part._replace(local=buffer.region.key, local_offset=place)
+        plan = ChainPlan(whole.remote, whole.opcode, slices, whole.nbytes)
+        regions = {**whole.regions, buffer.region.key: buffer.region}
         super().__init__(plan, regions, whole.deadline, lambda chain, outcome: None)
         self.fence = whole.fence
-        self.elsewhere = whole.elsewhere
-
-    def _copies(self, refusals: bytes | None) -> _Copies:
-        copies = _Copies()
-        for position, (part, staged) in enumerate(zip(self._parts, self.slices, strict=True)):
-            device = self._whole.regions[part.local].device
-            if device is not None and not (refusals is not None and refusals[position]):
-                copies.add(device, part.local_offset, staged.local_offset, part.length)
-        return copies
-
-    def _stopped(self) -> bool:
-        return self._whole.stopped
-
-    @property
-    def done(self) -> bool:
-        """True once the real chain has ended, so that waits on its behalf may stop."""
-        return self._whole.done
-
-    @done.setter
-    def done(self, value: bool) -> None:
-        return  # the base class sets False at first; the real chain's own flag counts
 
     def claim(self, abort: Callable[[], None]) -> bool:
-        """Claims the real chain and stages the payload of a WRITE. Returns False if either fails or is stopped."""
-        if not self._whole.claim(lambda: None):
-            return False
-        again, self.claimed = self.claimed, True
-        if self.opcode is Opcode.WRITE and self._buffer is not None and not again:
-            try:
-                if not self._copies(None).run(self._buffer, self._stopped, into=False):
-                    return False
-            except DeviceError as error:
-                _log.error("copying from a device failed: %s", error)
-                self.failed = True
-                return False
-        # Named only now: an endpoint must not be aborted for a chain that does not run on it.
-        self._whole.claim(abort)
-        if self._whole.stopped:
-            abort()  # the stop may have come before the line above
-        return True
+        return self._whole.claim(abort)
 
     def unclaim(self) -> bool:
-        """Ends the transport's part; the real chain stays claimed. Returns False if the chain was stopped."""
-        self._whole.claim(lambda: None)
-        return not self._whole.stopped
+        return self._whole.unclaim()
 
-    def land(self, refusals: bytes | None) -> bool:
-        """Copies a READ's payload to the device, without refused slices; False: stopped. Raises DeviceError."""
-        return self._buffer is None or self._copies(refusals).run(self._buffer, self._stopped, into=True)
+    def copy(self, refusals: bytes | None, *, into: bool) -> bool:
+        """Copies slices that are not refused from the device, or ``into`` it; False: stopped. Raises DeviceError."""
+        whole = self._whole
+        if not whole.claim(lambda: None):
+            return False
+        try:
+            return self._copies.run(lambda: whole.stopped, refusals, into=into)
+        finally:
+            whole.unclaim()
 
 
 # --- the serving side ---
 
 
-class StagedRanges:
+class StagedRanges(NamedTuple):
     """A peer's ranges with staged host memory in place of device memory. Their ``buffer`` must be released."""
 
-    def __init__(self, ranges: Sequence[Range], found: Sequence[Region | None], buffer: StagingBuffer) -> None:
-        self.buffer = buffer
-        self._copies = _Copies()
-        self.ranges: list[Range] = []
-        self.found: list[Region | None] = []
-        at = buffer.start
-        for one, region in zip(ranges, found, strict=True):
-            if region is None or region.device is None:
-                self.ranges.append(one)
-                self.found.append(region)
-                continue
-            key, offset, length = one
-            self._copies.add(region.device, offset, at, length)
-            self.ranges.append(Range(key, at, length))
-            self.found.append(buffer.region)
-            at += length
+    buffer: StagingBuffer
+    ranges: list[Range]
+    found: list[Region | None]
+    copies: _Copies
 
     def land(self) -> None:
         """Copies the payload of a WRITE, which has arrived, into the devices. Raises DeviceError."""
-        self._copies.run(self.buffer, _never, into=True)
+        self.copies.run(_never, into=True)
 
 
 def stage_ranges(
@@ -256,20 +166,24 @@ def stage_ranges(
 
     The caller has pinned the regions, and keeps them pinned until it has released the result's buffer. Raises
     DeviceError if copying failed, and Stalled if there was no room until ``deadline``."""
-    nbytes = sum(
-        length
-        for (_, _, length), region in zip(ranges, found, strict=True)
+    on_devices = [
+        (position, region.device, offset, length)
+        for position, ((_, offset, length), region) in enumerate(zip(ranges, found, strict=True))
         if region is not None and region.device is not None
-    )
-    if not nbytes:
+    ]
+    if not on_devices:
         return None
-    buffer = pool.acquire(nbytes, deadline, _never)
+    buffer = pool.acquire(sum(length for *_, length in on_devices), deadline, _never)
     if buffer is None:
         raise Stalled
+    staged = StagedRanges(buffer, list(ranges), list(found), _Copies(buffer))
+    for position, device, offset, length in on_devices:
+        place = staged.copies.add(position, device, offset, length)
+        staged.ranges[position] = Range(ranges[position][0], place, length)
+        staged.found[position] = buffer.region
     try:
-        staged = StagedRanges(ranges, found, buffer)
         if opcode == Opcode.READ:
-            staged._copies.run(buffer, _never, into=False)
+            staged.copies.run(_never, into=False)
     except BaseException:
         buffer.release()
         raise

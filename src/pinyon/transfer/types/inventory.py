@@ -37,13 +37,9 @@ class NicInfo:
     numa: int | None = None
     speed_mbit: int | None = None
     up: bool = True
-    mtu: int | None = None
-    """Bytes; an RDMA device has its interface's MTU."""
     addresses: tuple[str, ...] | None = None
     """Addresses like ``"10.0.1.5/24"`` that peers can use (no link-local IPv6); an RDMA device has its interface's."""
     gids: tuple[Gid, ...] = ()
-    netdev: str = ""
-    """An RDMA device's network interface."""
     port: int = 1
     """An RDMA device's port number."""
     virtual: bool = False

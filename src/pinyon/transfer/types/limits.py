@@ -44,7 +44,7 @@ class TransferLimits:
     connections_per_peer: int = 4
     """Connections that one path may use at a time when it is the only path to the peer."""
     max_endpoints: int = 1024
-    """Open connections and queue pairs towards peers, per transport; above it SIEVE closes idle ones."""
+    """Open connections and queue pairs towards peers, per transport; above it those free for longest are closed."""
     max_inbound: int = 1024
     """Links accepted from peers, one thread each; above it the link that has rested longest is closed."""
     max_peers: int = 4096

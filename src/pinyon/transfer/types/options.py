@@ -10,9 +10,7 @@ from pinyon.transfer.types.nic import Nic, check_nic
 from pinyon.transfer.types.topology import Topology
 
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
-"""The transports used unless set otherwise, fastest first. ``nixl`` has a setting of its own."""
-NIXL_MODES = ("off", "auto", "prefer")
-"""Modes: ``auto`` uses NIXL for the READs that were measured to be faster so, ``prefer`` for all READs that can."""
+"""The transports used unless set otherwise, fastest first."""
 CHECKSUM_MODES = ("on", "off")
 
 
@@ -29,10 +27,6 @@ class Transports:
     To name one that does not work is an error."""
     offer_shm: bool = True
     """True if processes of this host may use shared memory to reach this one, and it them."""
-    nixl: str = "off"
-    """A mode of ``NIXL_MODES``; unless "off", peers may read here by NIXL too. Another transport is needed as well."""
-    nixl_without_authentication: bool = False
-    """True to allow NIXL beside a secret or TLS, neither of which its own connections know; else it is refused."""
     checksum: str = "on"
     """The checksums of tcp payloads: "on" or "off"."""
 
@@ -41,8 +35,6 @@ class Transports:
         if not names or not set(names) <= set(TRANSPORTS):
             known, given = ", ".join(TRANSPORTS), ", ".join(names)
             raise InvalidTransfer(f"transports are {known}; not {given!r}", field="transports")
-        if self.nixl not in NIXL_MODES:
-            raise InvalidTransfer(f"nixl is {', '.join(NIXL_MODES)}; not {self.nixl!r}", field="nixl")
         if self.checksum not in CHECKSUM_MODES:
             raise InvalidTransfer(f"checksum is one of {', '.join(CHECKSUM_MODES)}", field="checksum")
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Path(NamedTuple):
-    """A transport with a NIC at each end; NIC names are empty for ``local``, ``shm``, ``nixl`` and unknown NICs."""
+    """A transport with a NIC at each end; NIC names are empty for ``local``, ``shm`` and unknown NICs."""
 
     transport: str
-    """``"local"``, ``"shm"``, ``"nixl"``, ``"rdma"`` or ``"tcp"``."""
+    """``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``."""
     local_nic: str
     remote_nic: str
 

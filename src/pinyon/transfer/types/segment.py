@@ -75,8 +75,6 @@ class SegmentDescriptor:
     """The Unix socket for peers on the same host; empty if the process is not reachable that way."""
     host_id: str = ""
     """Identity of the host in the sense of ``shm``: peers on it have an equal one. Empty equals none."""
-    nixl: bool = False
-    """True if the process has a NIXL agent for peers that have one."""
 
     def __post_init__(self) -> None:
         if not self.host or len(self.host) > MAX_HOST_CHARS:

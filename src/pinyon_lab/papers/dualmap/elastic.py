@@ -9,7 +9,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import Role
 from pinyon.placement.scaling import ScalingSettings
 from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, number, shown
+from pinyon_lab.figures.rows import bars, close, courses
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -70,6 +70,7 @@ def fig12(given: FigureInputs) -> Result:
     arrivals = _phase(load.arrivals[:half], BUSY * KNEE, 0.0, busy_end_s)
     arrivals += _phase(load.arrivals[half:], CALM * KNEE, busy_end_s, busy_end_s + CALM_S)
     table = Table(
+        given,
         *columns(cluster="cluster", phase="phase", rate=("requests/s", ".1f")),
         *columns(Basis.MODELLED, attainment=("in time", ".1%"), later=("second half", ".1%")),
         *columns(least=("instances", "d"), most=("to", "d")),
@@ -86,38 +87,37 @@ def fig12(given: FigureInputs) -> Result:
             inside = [share for at_s, share in windows if start_s < at_s <= end_s]
             seen = [size for at_s, size in sizes if start_s < at_s <= end_s] or [sizes[-1][1]]
             shares = _mean(inside), _mean(inside[len(inside) // 2 :])
-            table.add(text, name, rate, *shares, min(seen), max(seen), basis=basis(workload))
+            table.add(text, name, rate, *shares, min(seen), max(seen), basis=workload.basis)
     windows, sizes = told["scaling"]
     grown_s = next((at_s for at_s, size in sizes if size > FEW), None)
     shrunk = [at_s for (at_s, size), (_, before) in zip(sizes[1:], sizes, strict=False) if size < before]
     busy, calm = (row for row in table.rows if row["cluster"] == "scaling")
     fixed = next(row for row in table.rows if row["cluster"] != "scaling" and row["phase"] == "busy")
-    section = table.section("§A.3.3")
-    section.says(
+    table.says(
         "At 74 seconds, *DualMap* detects overload",
         "never" if grown_s is None else f"{grown_s:.0f}",
         grown_s is not None and close(grown_s, 74),
         "seconds from the beginning; when depends on the rule, of which the text prints nothing, and on the rate",
         printed=74,
     )
-    section.says(
+    table.says(
         "At 1809 seconds, *DualMap* begins gradual downscaling",
         f"{shrunk[0]:.0f}, {shrunk[0] - busy_end_s:.0f} after the load fell" if shrunk else "never",
         bool(shrunk) and close(shrunk[0], 1809),
         "when the load falls the text does not say",
         printed=1809,
     )
-    section.says(
+    table.says(
         "SLO attainment promptly rises to 90% as the scheduler routes new requests to the newly added idle instances",
-        f"{number(busy, 'later'):.0%} in the second half, {number(fixed, 'later'):.0%} without",
-        number(busy, "later") >= 0.9 > number(fixed, "later"),
+        f"{busy['later']:.0%} in the second half, {fixed['later']:.0%} without",
+        busy["later"] >= 0.9 > fixed["later"],
         printed="90%",
     )
-    section.says(
+    table.says(
         "*DualMap* begins gradual downscaling, reducing to 4 instances (Figure 12c), while maintaining over 90% "
         "SLO attainment",
-        f"{len(shrunk)} instances go, {number(calm, 'attainment'):.0%} in time",
-        sizes[-1][1] == FEW and number(calm, "attainment") > 0.9,
+        f"{len(shrunk)} instances go, {calm['attainment']:.0%} in time",
+        sizes[-1][1] == FEW and calm["attainment"] > 0.9,
         "one by one",
         printed="90%",
     )
@@ -150,8 +150,6 @@ def _steps(sizes: Sequence[tuple[float, int]], end_s: float) -> list[tuple[float
     return [*points, (end_s, points[-1][1])]
 
 
-# -- Fig. 13
-
 SIZES = (8, 16, 24, 32)
 REQUESTS_EACH = 700
 """The requests per instance: A.4 has 1,000; the generated trace has enough for 700."""
@@ -164,6 +162,7 @@ def fig13(given: FigureInputs) -> Result:
     if len(workload.rows) < REQUESTS_EACH * SIZES[-1]:
         raise InvalidArgument(f"{workload.name} has less than {REQUESTS_EACH * SIZES[-1]:,} requests", field="trace")
     table = Table(
+        given,
         *columns(instances=("instances", "d"), policy="policy"),
         *columns(Basis.MODELLED, goodput=("goodput, /s", ".1f"), each=("each", ".2f")),
         *columns(Basis.MODELLED, p99_s=("P99 below it, s", ".1f")),
@@ -177,19 +176,18 @@ def fig13(given: FigureInputs) -> Result:
                 points.append((each * size, mean(runs, "attainment")))
                 if points[-1][1] >= 0.9:
                     p99 = mean(runs, "p99_s")
-            table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=basis(workload))
-    found = cells(table.rows, "instances", "policy", "each")
+            table.add(size, policy, goodput(points), goodput(points) / size, p99, basis=workload.basis)
+    found = table.rows.cells("instances", "policy", "each")
     growth = found[SIZES[-1], DUALMAP] / max(1e-9, found[SIZES[0], DUALMAP])
     baselines = [each for each in POLICIES if each != DUALMAP]
     ahead = {size: found[size, DUALMAP] / max(found[size, each] for each in baselines) for size in SIZES}
-    section = table.section("§A.4.1")
-    section.says(
+    table.says(
         "*DualMap* achieves near-linear growth in goodput",
         f"{growth:.0%} for each instance of {SIZES[-1]} of what it is for each of {SIZES[0]}",
         growth >= 0.9,
         "nine tenths count as near-linear; prefill only",
     )
-    section.says(
+    table.says(
         "and consistently outperforms Cache Affinity, Least Loaded, Min TTFT, and Preble across all cluster sizes",
         ", ".join(f"{size}: {ratio - 1:+.0%}" for size, ratio in ahead.items()),
         min(ahead.values()) >= 1,
@@ -207,8 +205,6 @@ def fig13(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 13: clusters that grow", [panel], notes)
 
 
-# -- A.6
-
 PREFILLS, DECODES = 5, 3
 SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 
@@ -216,6 +212,7 @@ SPLIT_RATE = {"conversation": 4.0, "toolagent": 11.0}
 @figure("dualmap-a6", PAPER, "§A.6", "prefill and decode apart", ("conversation",), ("toolagent",))
 def a6(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", policy="policy", rate=("requests/s", ".1f")),
         *columns(Basis.MODELLED, attainment=("in time", ".1%"), p90_s=("P90, s", ".2f"), p99_s=("P99, s", ".2f")),
         *columns(Basis.MODELLED, hits=("reused", ".1%")),
@@ -230,19 +227,18 @@ def a6(given: FigureInputs) -> Result:
             told = cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)
             values = (told[key] for key in ("attainment", "p90_s", "p99_s", "hit_ratio"))
             prefills = len({each.prefill for each in outcomes})
-            table.add(workload.name, policy, rate, *values, prefills=prefills, basis=basis(workload))
+            table.add(workload.name, policy, rate, *values, prefills=prefills, basis=workload.basis)
     for workload in given.workloads:
-        attained = by(table.rows, "policy", "attainment", workload=workload.name)
-        table.section("§A.6").says(
+        attained = table.rows.by("policy", "attainment", workload=workload.name)
+        table.says(
             "In PD-disaggregated systems, TTFT is dominated by the prefill phase. *DualMap* therefore performs "
             "routing exclusively on the prefill instances",
             ", ".join(f"{label(policy)} {share:.1%}" for policy, share in attained.items()),
             attained[DUALMAP] > max(attained["cache_affinity"], attained["least_loaded"]),
             f"{workload.name}: agrees if it is ahead of cache affinity and least loaded there, too",
         )
-    names = {workload.name: shown(workload) for workload in given.workloads}
-    in_time = cells(table.rows, "workload", "policy", "attainment")
-    panel = bars("TTFT in time", "of the requests", in_time, group=names.__getitem__, label=label)
+    in_time = table.rows.cells("workload", "policy", "attainment")
+    panel = bars("TTFT in time", "of the requests", in_time, group=given.shown, label=label)
     notes = [
         f"{PREFILLS} instances for prompts, among which the policy chooses, and {DECODES} that decode, chosen by their "
         "load; KV moves while it is computed, over 100 Gbit/s.",

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from pinyon.core.request import Role
 from pinyon.placement.policies import PLACEMENT_POLICIES
@@ -80,32 +81,15 @@ class DualMapSystem:
         return PLACEMENT_POLICIES.with_default(choice, "slo_s", SLO_S)
 
 
-@dataclass(frozen=True, slots=True)
-class DualMapResults:
-    """The results of the requests that count; times are in seconds. With decoding, ``samples`` has the tokens that each
-    instance has still to compute, every ten seconds."""
+Samples = Sequence[tuple[float, tuple[int, ...]]]
+"""The tokens that each instance has still to compute, and when."""
 
-    attainment: float
-    last_quarter: float
-    longest_tenth: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    hits: float
-    e2e_p50_s: float = -1.0
-    e2e_p90_s: float = -1.0
-    samples: tuple[tuple[float, tuple[int, ...]], ...] = field(default=(), repr=False)
 
-    @property
-    def cv(self) -> float:
-        """The CV of §2.2, Eq. 1: the mean over the samples in which any instance has waiting tokens."""
-        values = [_cv(loads) for _, loads in self.samples if any(loads)]
-        return sum(values) / max(1, len(values))
+class DualMapResults(NamedTuple):
+    """The means of the requests that count, in seconds and shares; with decoding, also samples of every ten seconds."""
 
-    @property
-    def pending(self) -> float:
-        """The mean number of tokens that wait at an instance."""
-        return sum(sum(loads) / len(loads) for _, loads in self.samples) / max(1, len(self.samples))
+    means: Mapping[str, float]
+    samples: Samples = ()
 
 
 def _cv(loads: Sequence[int]) -> float:
@@ -113,7 +97,7 @@ def _cv(loads: Sequence[int]) -> float:
     return math.sqrt(sum((each - mean) ** 2 for each in loads) / len(loads)) / mean
 
 
-def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> list[tuple[float, tuple[int, ...]]]:
+def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> Samples:
     """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
 
     They are taken every ten seconds from the first arrival that counts to the last one.
@@ -148,10 +132,6 @@ def load_of(workload: Workload, size: str, requests: int = 0) -> DualMapLoad:
     return DualMapLoad(workload.name, size, workload.block_tokens, tuple(arrivals))
 
 
-def seeds_of(policy: str) -> range:
-    return range(SEEDS if policy.partition(":")[0] in HASHED else 1)
-
-
 def ran(load: DualMapLoad, system: DualMapSystem, rate: float, tell: Tell) -> DualMapResults:
     """Runs a load on a system at ``rate`` requests/s, or returns the cached result of the same run."""
     text = f"{load.workload}, {load.size}, {system.kind}: {system.policy} at {rate:g}/s"
@@ -163,22 +143,28 @@ def ran(load: DualMapLoad, system: DualMapSystem, rate: float, tell: Tell) -> Du
 def _ran(load: DualMapLoad, system: DualMapSystem, rate: float) -> DualMapResults:
     arrivals = at_rate(load.arrivals, rate)
     if system.kind == PREFILL_ONLY:
-        return _prefill_only(load, system, arrivals)
+        choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
+        tokens = CACHE_TOKENS[load.size]
+        settings = ReferenceSettings(system.instances, tokens, load.block_tokens, SLO_S, seed=system.seed)
+        served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
+        return DualMapResults(_means(report(served, SLO_S, WARM_UP)))
     cluster = cluster_of(load, system)
     samples = _pending(cluster, arrivals)
     outcomes = cluster.run(arrivals)
     e2e = sorted(each.e2e_s for each in outcomes[WARM_UP:])
-    return replace(
-        _summary(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP)),
-        e2e_p50_s=e2e[len(e2e) // 2],
-        e2e_p90_s=e2e[9 * len(e2e) // 10],
-        samples=tuple(samples),
-    )
+    means = _means(cluster_report(outcomes, SLO_S, SLO_S, WARM_UP))
+    # the CV of §2.2, Eq. 1: the mean over the samples in which any instance has waiting tokens
+    unlike = [_cv(loads) for _, loads in samples if any(loads)]
+    means["cv"] = sum(unlike) / max(1, len(unlike))
+    means["pending"] = sum(sum(loads) / len(loads) for _, loads in samples) / max(1, len(samples))
+    means |= {"e2e_p50_s": e2e[len(e2e) // 2], "e2e_p90_s": e2e[9 * len(e2e) // 10]}
+    return DualMapResults(means, samples)
 
 
-def _summary(told: Mapping[str, float]) -> DualMapResults:
-    of_all, late, long = (told[f"attainment{of}"] for of in ("", "_last_quarter", "_longest_tenth"))
-    return DualMapResults(of_all, late, long, told["p50_s"], told["p90_s"], told["p99_s"], told["hit_ratio"])
+def _means(told: Mapping[str, float]) -> dict[str, float]:
+    of_some = {key: told[f"attainment_{key}"] for key in ("last_quarter", "longest_tenth")}
+    alike = {key: told[key] for key in ("attainment", "p50_s", "p90_s", "p99_s")}
+    return {**alike, **of_some, "hits": told["hit_ratio"], "e2e_p50_s": -1.0, "e2e_p90_s": -1.0}
 
 
 def cluster_of(load: DualMapLoad, system: DualMapSystem, **changes: Any) -> SimCluster:
@@ -199,26 +185,14 @@ def cluster_of(load: DualMapLoad, system: DualMapSystem, **changes: Any) -> SimC
     return SimCluster(replace(settings, **changes), machine, load_profile(machine.engine), policy, system.seed)
 
 
-def _prefill_only(load: DualMapLoad, system: DualMapSystem, arrivals: Sequence[Arrival]) -> DualMapResults:
-    choice = PLACEMENT_POLICIES.with_default(system.placement(), "combined", False)
-    settings = ReferenceSettings(
-        system.instances, CACHE_TOKENS[load.size], load.block_tokens, SLO_S, "lru", system.seed
-    )
-    served = ReferenceModel(settings, choice, "fifo").run(arrivals, lambda done: None)
-    return _summary(report(served, SLO_S, WARM_UP))
-
-
 def goodput(points: Sequence[tuple[float, float]]) -> float:
     """Returns the rate at which attainment falls below ``SHARE``, between ``points``, ``(rate, attainment)`` in order;
     the last rate if it never does, 0 if the first is below already."""
-    before: tuple[float, float] | None = None
-    for rate, attainment in points:
+    if points[0][1] < SHARE:
+        return 0.0
+    for (low, above), (rate, attainment) in pairwise(points):
         if attainment < SHARE:
-            if before is None:
-                return 0.0
-            (low, above) = before
             return low + (rate - low) * (above - SHARE) / (above - attainment)
-        before = rate, attainment
     return points[-1][0]
 
 
@@ -226,11 +200,12 @@ def all_seeds(
     load: DualMapLoad, kind: str, policy: str, rate: float, tell: Tell, instances: int = INSTANCES
 ) -> list[DualMapResults]:
     """Runs a load once for each seed of the policy."""
-    return [ran(load, DualMapSystem(kind, policy, instances, seed), rate, tell) for seed in seeds_of(policy)]
+    seeds = SEEDS if policy.partition(":")[0] in HASHED else 1
+    return [ran(load, DualMapSystem(kind, policy, instances, seed), rate, tell) for seed in range(seeds)]
 
 
 def mean(runs: Sequence[DualMapResults], key: str) -> float:
-    return sum(float(getattr(run, key)) for run in runs) / len(runs)
+    return sum(run.means[key] for run in runs) / len(runs)
 
 
 def means(runs: Sequence[DualMapResults], *keys: str) -> list[float]:

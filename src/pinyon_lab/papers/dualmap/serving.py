@@ -7,21 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import (
-    Basis,
-    Column,
-    FigureInputs,
-    Result,
-    Rows,
-    Section,
-    Table,
-    Tell,
-    Value,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import bars, basis, by, cells, close, courses, near, number, points, shown, those
-from pinyon_lab.figures.workload import Workload
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, RowList, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, close, courses, near
 from pinyon_lab.papers.dualmap.runs import (
     DECODING,
     DUALMAP,
@@ -58,57 +45,94 @@ RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
 # -- Figs. 3 and 4
 
 
-def _rated(workloads: Sequence[Workload], tell: Tell, kinds: Sequence[str]) -> Table:
+def _rated(given: FigureInputs, *kinds: str) -> Table:
     table = Table(
+        given,
         *columns(workload="workload", model="model", kind="simulated", policy="policy", rate=("rate", ".1f")),
         *columns(Basis.MODELLED, attainment=("in time", ".1%"), least=("least", ".1%"), most=("most", ".1%")),
         *columns(Basis.MODELLED, p99_s=("P99, s", ".1f"), last_quarter=("last ¼", ".1%")),
         *columns(Basis.MODELLED, longest_tenth=("longest", ".1%"), p50_s=("TTFT P50, s", ".2f"), p90_s=("P90", ".2f")),
         *columns(Basis.MODELLED, e2e_p50_s=("E2E P50, s", ".1f"), e2e_p90_s=("P90", ".1f")),
     )
-    names = {workload.name: workload for workload in workloads}
+    names = {workload.name: workload for workload in given.workloads}
     for (name, size, kind), rates in RATES.items():
         if kind not in kinds or name not in names:
             continue
         load = load_of(names[name], size)
         for policy, rate in product(POLICIES, rates):
-            runs = all_seeds(load, kind, policy, rate, tell)
-            attained = [run.attainment for run in runs]
+            runs = all_seeds(load, kind, policy, rate, given.tell)
+            attained = [run.means["attainment"] for run in runs]
             values = mean(runs, "attainment"), min(attained), max(attained)
             others = means(runs, *[column.key for column in table.columns[8:]])
-            hits, rests_on = mean(runs, "hits"), basis(names[name])
+            hits, rests_on = mean(runs, "hits"), names[name].basis
             table.add(name, size, kind, policy, rate, *values, *others, hits=hits, basis=rests_on)
     return table
 
 
-def _goodputs(rows: Rows, **where: Value) -> dict[str, float]:
-    """Returns the goodput by policy, in requests/s."""
-    return {policy: goodput(points(those(rows, policy=policy, **where), "rate", "attainment")) for policy in POLICIES}
-
-
-def _curves(rows: Rows, key: str, here: Mapping[str, Value]) -> list[Course]:
+def _curves(rows: RowList, key: str, here: Mapping[str, Value]) -> list[Course]:
     """Returns a curve for each policy over the rates of a setting."""
-    return courses(cells(rows, "policy", "rate", key, **here), label, DUALMAP)
+    return courses(rows.cells("policy", "rate", key, **here), label, DUALMAP)
 
 
-def _settings_of(rows: Rows) -> list[tuple[Value, Value, Value]]:
+def _settings_of(rows: RowList) -> list[tuple[str, str, str]]:
     return list(dict.fromkeys((row["workload"], row["model"], row["kind"]) for row in rows))
+
+
+def _best(found: Mapping[str, float]) -> tuple[str, float]:
+    """Returns the best baseline and its value."""
+    name = max((each for each in found if each != DUALMAP), key=found.__getitem__)
+    return name, found[name]
+
+
+GOODPUT = {
+    "toolagent": ("goodput improves by 16.7%–48% compared to the best baseline", 0.167, 0.48),
+    "conversation": ("its goodput improves by 14.3%–40% compared to the best baseline", 0.143, 0.40),
+}
+CAPACITY = {
+    "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
+    "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
+}
 
 
 @figure("dualmap-fig3", PAPER, "§4.2, Fig. 3", "requests in time", ("conversation",), ("toolagent",))
 def fig3(given: FigureInputs) -> Result:
-    table = _rated(given.workloads, given.tell, (DECODING, PREFILL_ONLY))
+    table = _rated(given, DECODING, PREFILL_ONLY)
     table.columns, rows = table.columns[:11], table.rows
-    section, panels = table.section("§4.2"), []
+    panels = []
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        found, text = _goodputs(rows, **here), f"{workload}, {model}, {kind}"
-        _goodput_claim(section, found, str(workload), text)
-        _others_claim(section, found, text)
-        panels.append(Courses(text, "requests/s", "in time", _curves(rows, "attainment", here)))
-    names = dict.fromkeys(row["workload"] for row in rows)
-    for name in names:
-        _capacity_claim(section, those(rows, workload=name, kind=DECODING), str(name))
+        where, by_policy = f"{workload}, {model}, {kind}", {each: rows.those(policy=each, **here) for each in POLICIES}
+        found = {policy: goodput(each.points("rate", "attainment")) for policy, each in by_policy.items()}
+        said, low, high = GOODPUT[workload]
+        name, best = _best(found)
+        gain = found[DUALMAP] / best - 1 if best else 0.0
+        table.says(
+            said,
+            f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
+            0.8 * low <= gain <= 1.2 * high,
+            where,
+            printed=f"{low:.1%} to {high:.0%}",
+        )
+        table.says(
+            "consistently outperforms other approaches",
+            ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
+            found[DUALMAP] > best,
+            f"goodput, requests/s; agrees if ahead of all four; {where}",
+        )
+        panels.append(Courses(where, "requests/s", "in time", _curves(rows, "attainment", here)))
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        said, printed, least = CAPACITY[workload]
+        attained: dict[tuple[str, float], dict[str, float]] = {}
+        for row in rows.those(workload=workload, kind=DECODING):
+            attained.setdefault((row["model"], row["rate"]), {})[row["policy"]] = row["attainment"]
+        gains = [each[DUALMAP] / max(1e-9, _best(each)[1]) - 1 for each in attained.values()]
+        table.says(
+            said,
+            f"{min(gains):+.0%} to {max(gains):+.0%}",
+            max(gains) >= least,
+            f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
+            printed=printed,
+        )
     notes = [
         f"Goodput: the rate at which {SHARE:.0%} are in time, between the rates that were run. In time: TTFT of 5 s at "
         "most. Beside it the 99th percentile, attainment of the last quarter by arrival, which falls where a queue "
@@ -119,69 +143,18 @@ def fig3(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 3: requests in time", panels, notes)
 
 
-def _best(found: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the best baseline and its value."""
-    name = max((each for each in found if each != DUALMAP), key=found.__getitem__)
-    return name, found[name]
-
-
-def _goodput_claim(section: Section, found: Mapping[str, float], workload: str, where: str) -> None:
-    said, low, high = {
-        "toolagent": ("goodput improves by 16.7%–48% compared to the best baseline", 0.167, 0.48),
-        "conversation": ("its goodput improves by 14.3%–40% compared to the best baseline", 0.143, 0.40),
-    }[workload]
-    name, best = _best(found)
-    gain = found[DUALMAP] / best - 1 if best else 0.0
-    section.says(
-        said,
-        f"{gain:+.0%}: {found[DUALMAP]:.2f}/s against {best:.2f}/s of {label(name)}",
-        0.8 * low <= gain <= 1.2 * high,
-        where,
-        printed=f"{low:.1%} to {high:.0%}",
-    )
-
-
-def _others_claim(section: Section, found: Mapping[str, float], where: str) -> None:
-    _, best = _best(found)
-    section.says(
-        "consistently outperforms other approaches",
-        ", ".join(f"{label(policy)} {found[policy]:.2f}" for policy in POLICIES),
-        found[DUALMAP] > best,
-        f"goodput, requests/s; agrees if ahead of all four; {where}",
-    )
-
-
-def _capacity_claim(section: Section, rows: Rows, workload: str) -> None:
-    said, printed, least = {
-        "toolagent": ("Its Effective Request Capacity increases by up to 125%", "up to 125%", 0.8 * 1.25),
-        "conversation": ("Its Effective Request Capacity increases by 40.6%–80%", "40.6% to 80%", 0.406),
-    }[workload]
-    gains = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for rate in dict.fromkeys(row["rate"] for row in rows if row["model"] == model):
-            found = by(rows, "policy", "attainment", model=model, rate=rate)
-            gains.append(found[DUALMAP] / max(1e-9, _best(found)[1]) - 1)
-    section.says(
-        said,
-        f"{min(gains):+.0%} to {max(gains):+.0%}",
-        max(gains) >= least,
-        f"of both models, against the best baseline at each rate that was run; agrees if the most is {least:.0%}",
-        printed=printed,
-    )
-
-
 @figure("dualmap-fig4", PAPER, "§4.2, Fig. 4", "TTFT and end-to-end", ("conversation",), ("toolagent",))
 def fig4(given: FigureInputs) -> Result:
-    table = _rated(given.workloads, given.tell, (DECODING,))
+    table = _rated(given, DECODING)
     table.columns, rows = (*table.columns[:5], *table.columns[11:]), table.rows
     panels = []
     cut: dict[str, list[float]] = {"p50_s": [], "p90_s": []}
     for workload, model, kind in _settings_of(rows):
         here = {"workload": workload, "model": model, "kind": kind}
-        served = [number(row, "rate") for row in those(rows, **here) if number(row, "attainment") >= SHARE]
-        rate = max(served, default=min(number(row, "rate") for row in those(rows, **here)))
+        served = [row["rate"] for row in rows.those(**here) if row["attainment"] >= SHARE]
+        rate = max(served, default=min(row["rate"] for row in rows.those(**here)))
         for key, found in cut.items():
-            values = by(rows, "policy", key, rate=rate, **here)
+            values = rows.by("policy", key, rate=rate, **here)
             least = min(value for policy, value in values.items() if policy != DUALMAP)
             found.append(1 - values[DUALMAP] / least)
         curves = _curves(rows, "p90_s", here)
@@ -193,7 +166,7 @@ def fig4(given: FigureInputs) -> Result:
         least, most = min(cut[key]), max(cut[key])
         agrees = least >= 0.8 * low and most <= min(1.0, 1.2 * high)
         why = "at the highest rate of each setting that any policy serves, against the best baseline by that percentile"
-        table.section("§4.2").says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
+        table.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
     return table.result("DualMap Fig. 4: TTFT", panels, [MODEL_NOTE, SEEDS_NOTE])
 
 
@@ -218,21 +191,22 @@ def _ideal(arrivals: Sequence[Arrival], block_tokens: int) -> float:
     return hits / max(1, sum(arrival.tokens for arrival, _ in counted))
 
 
-def _at_one_rate(workloads: Sequence[Workload], tell: Tell) -> tuple[Table, dict[str, dict[str, DualMapResults]]]:
+def _at_one_rate(given: FigureInputs) -> tuple[Table, dict[str, dict[str, DualMapResults]]]:
     table = Table(
+        given,
         *columns(workload="workload", policy="policy", rate=("rate", ".1f")),
         *columns(Basis.MODELLED, hits=("reused", ".1%"), of_ideal=("of the bound", ".1%"), cv=("CV", ".2f")),
         *columns(Basis.MODELLED, pending=("waiting tokens", ",.0f"), attainment=("in time", ".1%")),
     )
     first: dict[str, dict[str, DualMapResults]] = {}
-    for workload in workloads:
+    for workload in given.workloads:
         load, rate = load_of(workload, "7B"), SHOWN[workload.name]
         ideal = _ideal(load.arrivals, load.block_tokens)
         for policy in POLICIES:
-            runs = all_seeds(load, DECODING, policy, rate, tell)
+            runs = all_seeds(load, DECODING, policy, rate, given.tell)
             first.setdefault(workload.name, {})[policy] = runs[0]
             hits, *others = means(runs, "hits", "cv", "pending", "attainment")
-            table.add(workload.name, policy, rate, hits, hits / ideal, *others, basis=basis(workload))
+            table.add(workload.name, policy, rate, hits, hits / ideal, *others, basis=workload.basis)
     return table, first
 
 
@@ -248,29 +222,28 @@ _ONE_RATE_NOTES = [
 
 @figure("dualmap-fig1", PAPER, "§2.2, Fig. 1", "affinity and balance", ("conversation",), ("toolagent",))
 def fig1(given: FigureInputs) -> Result:
-    table, _ = _at_one_rate(given.workloads, given.tell)
-    names = {workload.name: shown(workload) for workload in given.workloads}
-    cvs, hits = ({name: by(table.rows, "policy", key, workload=name) for name in names} for key in ("cv", "hits"))
+    table, _ = _at_one_rate(given)
+    names = [workload.name for workload in given.workloads]
+    cvs, hits = ({name: table.rows.by("policy", key, workload=name) for name in names} for key in ("cv", "hits"))
     more = hits["conversation"]["cache_affinity"] / hits["conversation"]["least_loaded"]
     between = all(
         sorted((found["cache_affinity"], found["least_loaded"], found[policy]))[1] == found[policy]
         for found in (*hits.values(), *cvs.values())
         for policy in ("min_ttft", "preble")
     )
-    section = table.section("§2.2")
-    section.finds(
+    table.finds(
         "the *Cache Affinity* strategy achieves a cache hit rate $1.21 \\times$ higher than that of *Least Loaded* "
         "on the *Conversation* dataset",
         near(more, 1.21, "{:.2f}"),
     )
-    section.says(
+    table.says(
         "*Least Loaded* achieves near-zero CV",
         ", ".join(f"{name} {cvs[name]['least_loaded']:.2f}" for name in names),
         all(found["least_loaded"] == min(found.values()) for found in cvs.values()),
         "agrees if it is the least of all",
         printed="near zero",
     )
-    section.says(
+    table.says(
         "*Min TTFT* and *Preble* achieve cache hit rates and load balancing ratios between those of *Cache "
         "Affinity* and *Least Loaded*",
         "; ".join(
@@ -281,54 +254,52 @@ def fig1(given: FigureInputs) -> Result:
         between,
         "in the order of the table; agrees if both are between the two in hits and in CV",
     )
-    reused, spread = (cells(table.rows, "workload", "policy", key) for key in ("hits", "cv"))
+    reused, spread = (table.rows.cells("workload", "policy", key) for key in ("hits", "cv"))
     panels = [
-        bars("Reused", "of the tokens", reused, group=names.__getitem__, label=label),
-        bars("Imbalance", "CV", spread, ".1f", group=names.__getitem__, label=label),
+        bars("Reused", "of the tokens", reused, group=given.shown, label=label),
+        bars("Imbalance", "CV", spread, ".1f", group=given.shown, label=label),
     ]
     return table.result("DualMap Fig. 1: affinity and balance", panels, _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig10", PAPER, "§A.3.2, Fig. 10", "hit rates", ("conversation",), ("toolagent",))
 def fig10(given: FigureInputs) -> Result:
-    table, _ = _at_one_rate(given.workloads, given.tell)
+    table, _ = _at_one_rate(given)
     printed = {"conversation": 0.625, "toolagent": 0.964}
     ours, loaded, preble = (
-        by(table.rows, "workload", "of_ideal", policy=each) for each in (DUALMAP, "least_loaded", "preble")
+        table.rows.by("workload", "of_ideal", policy=each) for each in (DUALMAP, "least_loaded", "preble")
     )
-    section = table.section("§A.3.2")
-    section.says(
+    table.says(
         "reaching 62.5% and 96.4% of the theoretical upper bound, respectively",
         ", ".join(f"{name} {share:.1%}" for name, share in ours.items()),
         all(close(share, printed[name]) for name, share in ours.items()),
         "what the bound is the text does not say: here one cache without an end",
         printed=", ".join(f"{name} {printed[name]:.1%}" for name in ours),
     )
-    section.says(
+    table.says(
         "the *Least Loaded* strategy exhibits significantly lower cache hit rates on both workloads",
         ", ".join(f"{name} {share:.0%} of the bound" for name, share in loaded.items()),
         all(loaded[name] < share for name, share in ours.items()),
         "below DualMap's",
     )
-    section.says(
+    table.says(
         "*Preble* performs similarly to *Least Loaded*",
         ", ".join(f"{name} {preble[name]:.0%} of the bound against {loaded[name]:.0%}" for name in ours),
         all(close(preble[name], loaded[name]) for name in ours),
         "appendix B's Preble takes whoever holds more than half of a prompt",
     )
-    names = {workload.name: shown(workload) for workload in given.workloads}
-    values = cells(table.rows, "workload", "policy", "of_ideal")
-    panel = bars("Reused", "of the bound", values, group=names.__getitem__, label=label)
+    values = table.rows.cells("workload", "policy", "of_ideal")
+    panel = bars("Reused", "of the bound", values, group=given.shown, label=label)
     return table.result("DualMap Fig. 10: hit rates", [panel], _ONE_RATE_NOTES)
 
 
 @figure("dualmap-fig11", PAPER, "§A.3.2, Fig. 11", "load", ("conversation",), ("toolagent",))
 def fig11(given: FigureInputs) -> Result:
-    table, first = _at_one_rate(given.workloads, given.tell)
-    pending = {each.name: by(table.rows, "policy", "pending", workload=each.name) for each in given.workloads}
+    table, first = _at_one_rate(given)
+    pending = {each.name: table.rows.by("policy", "pending", workload=each.name) for each in given.workloads}
     own = {name: found.pop(DUALMAP) for name, found in pending.items()}
     least = {name: min(found.values()) for name, found in pending.items()}
-    table.section("§A.3.2").says(
+    table.says(
         "*DualMap* maintains consistently low and stable system load throughout the entire experiment, "
         "significantly outperforming all baselines",
         ", ".join(f"{name} {own[name]:,.0f} tokens, the least of the others {least[name]:,.0f}" for name in own),
@@ -340,7 +311,7 @@ def fig11(given: FigureInputs) -> Result:
         samples = {policy: run.samples for policy, run in first[workload.name].items()}
         waiting = {(policy, at_s): sum(each) / len(each) for policy, some in samples.items() for at_s, each in some}
         curves = courses(waiting, label, DUALMAP)
-        panels.append(Courses(shown(workload), "time, s", "waiting tokens of an instance", curves, form=",.0f"))
+        panels.append(Courses(workload.shown, "time, s", "waiting tokens of an instance", curves, form=",.0f"))
     return table.result("DualMap Fig. 11: what waits", panels, _ONE_RATE_NOTES)
 
 
@@ -359,6 +330,7 @@ def _hot(result: DualMapResults) -> float:
 @figure("dualmap-fig8", PAPER, "§A.2.2, Fig. 8", "hot instances", ("conversation",), ("toolagent",))
 def fig8(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", variant="DualMap"),
         *columns(Basis.MODELLED, hot=("one is hot", ".1%"), cv=("CV", ".2f")),
     )
@@ -368,13 +340,13 @@ def fig8(given: FigureInputs) -> Result:
         for variant in ("no rebalance", "DualMap"):
             runs = all_seeds(load, DECODING, VARIANTS[variant], SHOWN[workload.name], given.tell)
             hot_share = sum(map(_hot, runs)) / len(runs)
-            table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=basis(workload))
+            table.add(workload.name, variant, hot_share, mean(runs, "cv"), basis=workload.basis)
             if variant != "DualMap":
                 waiting = {(place, at_s): each for at_s, loads in runs[0].samples for place, each in enumerate(loads)}
                 curves = courses(waiting, "instance {}".format)
-                panels.append(Courses(shown(workload), "time, s", "waiting tokens", curves, form=",.0f"))
-    hot = by(table.rows, "workload", "hot", variant="no rebalance")
-    table.section("§A.2.2").says(
+                panels.append(Courses(workload.shown, "time, s", "waiting tokens", curves, form=",.0f"))
+    hot = table.rows.by("workload", "hot", variant="no rebalance")
+    table.says(
         "hot instances frequently emerge under *DualMap* scheduling, particularly in the tool-agent workload",
         ", ".join(f"{name} {share:.0%} of the time" for name, share in hot.items()),
         hot.get("toolagent", 1.0) >= hot["conversation"] > 0.05,
@@ -382,8 +354,6 @@ def fig8(given: FigureInputs) -> Result:
     )
     return table.result("DualMap Fig. 8: hot instances", panels, [MODEL_NOTE, SEEDS_NOTE])
 
-
-# -- Fig. 5
 
 ABLATION_RATE = 3.5
 """The rate of conversation on the 14B model, in requests/s; the text names none."""
@@ -394,37 +364,31 @@ def fig5(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     load = load_of(workload, "14B")
     table = Table(
+        given,
         Column("variant", "of the pair takes"),
         *columns(Basis.MODELLED, p50_s=("TTFT P50, s", ".2f"), p90_s=("P90", ".2f"), hits=("reused", ".1%")),
         *columns(Basis.MODELLED, cv=("CV", ".2f"), attainment=("in time", ".1%")),
     )
     for variant, policy in VARIANTS.items():
         runs = all_seeds(load, DECODING, policy, ABLATION_RATE, given.tell)
-        table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=basis(workload))
-    p50, p90, hits = (by(table.rows, "variant", key) for key in ("p50_s", "p90_s", "hits"))
+        table.add(variant, *means(runs, "p50_s", "p90_s", "hits", "cv", "attainment"), basis=workload.basis)
+    p50, p90, hits = (table.rows.by("variant", key) for key in ("p50_s", "p90_s", "hits"))
     most = p50["cache affinity"], p90["cache affinity"]
-    section = table.section("§4.3")
-
-    def claim(said: str, printed: float, ours: float) -> None:
-        agrees = close(ours, printed)
-        section.says(said, f"{ours:.1%}", agrees, f"at {ABLATION_RATE}/s", printed=f"{printed:.1%}")
-
-    section.says(
+    table.says(
         "*DualMap-cache-affinity* shows the highest P50 (Figure 5a) and P90 (Figure 5b) TTFT",
         f"P50 {most[0]:.2f} s, P90 {most[1]:.2f} s",
         most == (max(p50.values()), max(p90.values())),
     )
-    claim(
+    where = f"at {ABLATION_RATE}/s"
+    table.finds(
         "*DualMap-no-rebalance* performs better, reducing P50 and P90 TTFT by 23.5% and 18.5%",
-        0.235,
-        1 - p50["no rebalance"] / p50["min TTFT"],
+        near(1 - p50["no rebalance"] / p50["min TTFT"], 0.235, "{:.1%}"),
+        where,
     )
-    claim("reducing P50 and P90 TTFT by 23.5% and 18.5%", 0.185, 1 - p90["no rebalance"] / p90["min TTFT"])
-    claim(
-        "further reducing P90 TTFT by 11.3% with hotspot-aware rebalancing",
-        0.113,
-        1 - p90["DualMap"] / p90["no rebalance"],
-    )
+    faster = near(1 - p90["no rebalance"] / p90["min TTFT"], 0.185, "{:.1%}")
+    table.finds("reducing P50 and P90 TTFT by 23.5% and 18.5%", faster, where)
+    faster = near(1 - p90["DualMap"] / p90["no rebalance"], 0.113, "{:.1%}")
+    table.finds("further reducing P90 TTFT by 11.3% with hotspot-aware rebalancing", faster, where)
     panels = [
         Bars("TTFT", "seconds", [*VARIANTS], {"P50": [*p50.values()], "P90": [*p90.values()]}, ".1f"),
         Bars("Reused", "of the tokens", [*VARIANTS], {"hits": [*hits.values()]}),

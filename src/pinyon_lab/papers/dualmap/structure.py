@@ -10,8 +10,8 @@ from pinyon.core.block_keys import KEY_BYTES, pack_keys
 from pinyon.placement.hotness_tree import HotnessSettings, HotnessTree
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.caches.cache import endless_hits
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import basis, cells, close, column, courses, number, shown, those
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, RowList, Table, columns, figure
+from pinyon_lab.figures.rows import close, courses
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
 from pinyon_lab.pictures import Bars, Courses
@@ -38,8 +38,10 @@ def _lengths(workload: Workload, settings: HotnessSettings) -> Counter[int]:
 @figure("dualmap-fig6", PAPER, "§A.2.1, Fig. 6", "how many blocks name a request", ("conversation",), ("toolagent",))
 def fig6(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", rule="bounds of", blocks=("blocks", "d")),
         Column("share", "requests", ".1%", Basis.MEASURED),
+        basis=Basis.MEASURED,
     )
     for workload in given.workloads:
         for rule, settings in RULES.items():
@@ -48,12 +50,12 @@ def fig6(given: FigureInputs) -> Result:
             for blocks in sorted(lengths):
                 share = lengths[blocks] / max(1, lengths.total())
                 if share >= 0.005:
-                    table.add(workload.name, rule, blocks, share, basis=basis(workload))
+                    table.add(workload.name, rule, blocks, share, basis=workload.basis)
     rows = table.rows
-    lengths_shown = sorted({int(number(row, "blocks")) for row in rows})
+    lengths_shown = sorted({int(row["blocks"]) for row in rows})
     panels = [
         Bars(
-            shown(workload),
+            workload.shown,
             "requests by length of their key",
             [str(blocks) for blocks in lengths_shown],
             {rule: [_share(rows, workload.name, rule, blocks) for blocks in lengths_shown] for rule in RULES},
@@ -65,18 +67,8 @@ def fig6(given: FigureInputs) -> Result:
         "1/n (n = 8); the code published with the paper extends at 6.12% of the last 200 requests and shortens below "
         "2%. In time of the trace itself; at another rate a window of seconds has other requests."
     ]
-    _fig6_claims(table)
-    return table.result("DualMap Fig. 6: length of keys", panels, notes)
-
-
-def _share(rows: Rows, workload: str, rule: str, blocks: int) -> float:
-    return sum(number(row, "share") for row in those(rows, workload=workload, rule=rule, blocks=blocks))
-
-
-def _fig6_claims(table: Table) -> None:
     two = {rule: _share(table.rows, "conversation", rule, 2) for rule in RULES}
-    section = table.section("§A.2.1", Basis.MEASURED)
-    section.says(
+    table.says(
         "on the *Conversation* dataset, 95% of requests have a shared prefix length of 2 blocks",
         ", ".join(f"{share:.1%} ({rule})" for rule, share in two.items()),
         any(abs(share - 0.95) <= POINTS for share in two.values()),
@@ -86,7 +78,7 @@ def _fig6_claims(table: Table) -> None:
     if any(row["workload"] == "toolagent" for row in table.rows):
         printed = {2: 0.452, 6: 0.149, 13: 0.378}
         ours = {rule: {blocks: _share(table.rows, "toolagent", rule, blocks) for blocks in printed} for rule in RULES}
-        section.says(
+        table.says(
             "14.9% and 37.8% of requests have hash key lengths of 6 and 13 blocks, respectively",
             "; ".join(
                 f"{rule} " + ", ".join(f"{blocks}: {share:.1%}" for blocks, share in shares.items())
@@ -100,6 +92,11 @@ def _fig6_claims(table: Table) -> None:
             printed="2: 45.2%, 6: 14.9%, 13: 37.8%",
             basis=Basis.CONSTRUCTION,
         )
+    return table.result("DualMap Fig. 6: length of keys", panels, notes)
+
+
+def _share(rows: RowList, workload: str, rule: str, blocks: int) -> float:
+    return sum(rows.column("share", workload=workload, rule=rule, blocks=blocks), 0.0)
 
 
 # -- Fig. 15
@@ -122,6 +119,7 @@ def _deviation(instances: int, choices: int, seed: int) -> int:
 @figure("dualmap-fig15", PAPER, "§A.9, Fig. 15", "what a second choice is worth")
 def fig15(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(instances=("instances", "d"), choices=("choices", "d")),
         Column("deviation", "above the mean", ".2f", Basis.MODELLED),
     )
@@ -130,17 +128,16 @@ def fig15(given: FigureInputs) -> Result:
         for choices in CHOICES:
             mean = sum(_deviation(instances, choices, seed) for seed in range(SEEDS)) / SEEDS
             table.add(instances, choices, mean)
-    deviation = cells(table.rows, "instances", "choices", "deviation")
+    deviation = table.rows.cells("instances", "choices", "deviation")
     first = [deviation[each, 1] / deviation[each, 2] for each in SIZES]
     later = [deviation[each, 2] - deviation[each, 3] for each in SIZES]
-    section = table.section("§A.9")
-    section.says(
+    table.says(
         "increasing d from 1 to 2 produces a sharp reduction in maximum load deviation",
         f"{min(first):.0f} to {max(first):.0f} times less",
         min(first) > 5,
         f"mean of {SEEDS} seeds; five times counts as sharp",
     )
-    section.says(
+    table.says(
         "When d exceeds 2, the marginal benefit quickly tapers off",
         f"{min(later):.2f} to {max(later):.2f} requests of {PER_INSTANCE}",
         all(less < (deviation[each, 1] - deviation[each, 2]) / 10 for each, less in zip(SIZES, later, strict=True)),
@@ -152,8 +149,6 @@ def fig15(given: FigureInputs) -> Result:
     return table.result("DualMap Fig. 15: choices", [panel], [note])
 
 
-# -- A.4
-
 BLOCK_TOKENS, ENTRY_BYTES, DRAM_BYTES, CLUSTER = 128, 16, 64 << 30, 32
 MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 
@@ -161,6 +156,7 @@ MODELS = {"Qwen2.5-7B": "910b-qwen2.5-7b", "Qwen2.5-14B": "910b-qwen2.5-14b"}
 @figure("dualmap-a4", PAPER, "§A.4.2", "how large the scheduler's books are")
 def a4(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(model="model", blocks=("blocks of 128", ",d"), kib=("an instance, KiB", ".1f")),
         *columns(cluster_mib=("32 instances, MiB", ".2f")),
     )
@@ -171,16 +167,16 @@ def a4(given: FigureInputs) -> Result:
     small, large = table.rows
 
     def claim(said: str, printed: float, ours: float, form: str, agrees: bool, why: str) -> None:
-        table.section("§A.4.2").says(said, format(ours, form), agrees, why, printed=format(printed, form))
+        table.says(said, format(ours, form), agrees, why, printed=format(printed, form))
 
     why = "16 B for each block of 128 tokens that 64 GiB hold"
-    kib, mib = number(small, "kib"), number(small, "cluster_mib")
+    kib, mib = small["kib"], small["cluster_mib"]
     claim(
         "a 64GB KV cache contains 9,632 blocks",
         9632,
-        number(small, "blocks"),
+        small["blocks"],
         ",.0f",
-        number(small, "blocks") == 9632,
+        small["blocks"] == 9632,
         "two digits seem to be swapped: 9,362 blocks are the 146.2 KB that follow",
     )
     claim("each instance stores about 146.2 KB of metadata", 146.2, kib, ".1f", abs(kib - 146.2) < 0.1, why)
@@ -188,18 +184,16 @@ def a4(given: FigureInputs) -> Result:
     claim(
         "the per-instance and 32-instance metadata costs are 44KB and 1.38MB",
         44,
-        number(large, "kib"),
+        large["kib"],
         ".1f",
-        round(number(large, "kib") * 1.024) == 44,
-        f"{why}: {number(large, 'kib') * 1.024:.1f} KB of 1,000 B; 32 instances "
-        f"{number(large, 'cluster_mib'):.2f} MiB, and 44 times 32 / 1,024 is 1.38",
+        round(large["kib"] * 1.024) == 44,
+        f"{why}: {large['kib'] * 1.024:.1f} KB of 1,000 B; 32 instances "
+        f"{large['cluster_mib']:.2f} MiB, and 44 times 32 / 1,024 is 1.38",
     )
-    panel = Bars("Books of an instance", "KiB", [*MODELS], {"16 B a block": [kib, number(large, "kib")]}, ".1f")
+    panel = Bars("Books of an instance", "KiB", [*MODELS], {"16 B a block": [kib, large["kib"]]}, ".1f")
     note = "Our block index has an entry of its own kind: what it takes is measured in docs/notebook/placement.md."
     return table.result("DualMap A.4: metadata", [panel], [note])
 
-
-# -- Table 1
 
 PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 """The mean input and output length in tokens, and the prefix caching ratio."""
@@ -208,6 +202,7 @@ PRINTED = {"conversation": (12_035, 343, 0.40), "toolagent": (8_596, 182, 0.59)}
 @figure("dualmap-table1", PAPER, "§A.3.1, Table 1", "the workloads", ("conversation",), ("toolagent",))
 def table1(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", rows="rows", requests=("requests", ",d")),
         *columns(Basis.MEASURED, input=("input tokens", ",.0f"), output=("output", ",.0f")),
         *columns(Basis.MEASURED, reused=("blocks that hit", ".1%")),
@@ -220,24 +215,25 @@ def table1(given: FigureInputs) -> Result:
             reused = sum(endless_hits(row.blocks for row in part)) / max(1, asked)
             lengths = (sum(row.input_tokens for row in part), sum(row.output_tokens for row in part))
             means = (tokens / len(part) for tokens in lengths)
-            table.add(workload.name, label, len(part), *means, reused, basis=basis(workload))
+            table.add(workload.name, label, len(part), *means, reused, basis=workload.basis)
     for workload in given.workloads:
-        whole, _ = those(table.rows, workload=workload.name)
+        whole, _ = table.rows.those(workload=workload.name)
         tokens, output, ratio = PRINTED[workload.name]
-        ours = number(whole, "input"), number(whole, "output"), number(whole, "reused")
+        ours = whole["input"], whole["output"], whole["reused"]
         said = {
             "conversation": "It exhibits approximately 40% prefix caching ratio due to high intra-session prefix reuse",
             "toolagent": "is characterized by long and repetitive system prompts, with a prefix cache ratio of 59%",
         }[workload.name]
-        table.section("§A.3.1, Table 1").says(
+        table.says(
             said,
             f"input {ours[0]:,.0f}, output {ours[1]:.0f}, reused {ours[2]:.1%}",
             close(ours[0], tokens) and close(ours[1], output) and close(ours[2], ratio),
             "of all rows, by blocks: the table names 4,000 and 8,000 requests, and has the lengths of whole traces",
             printed=f"input {tokens:,}, output {output}, reused {ratio:.0%}",
-            basis=basis(workload),
+            basis=workload.basis,
+            section="§A.3.1, Table 1",
         )
-    names = [shown(workload) for workload in given.workloads]
-    hits = {"all": column(table.rows, "reused", rows="all")}
+    names = [workload.shown for workload in given.workloads]
+    hits = {"all": table.rows.column("reused", rows="all")}
     panel = Bars("Blocks that an endless cache has", "of the blocks", names, hits)
     return table.result("DualMap Table 1: workloads", [panel])

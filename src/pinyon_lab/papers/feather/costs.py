@@ -13,20 +13,10 @@ from itertools import product
 from pinyon.profiles.engine_profile import load_profile
 from pinyon_lab.figures.figure import Basis, Clock, Column, FigureInputs, Result, Table, Tell, columns, figure
 from pinyon_lab.figures.round_costs import CHOICES, PER_TOKEN, RoundCosts, RoundLoad, round_costs
-from pinyon_lab.figures.rows import bars, cells, courses
+from pinyon_lab.figures.rows import bars, courses
 from pinyon_lab.figures.tree_costs import ASKED, PRINTED_US, TreeLoad, tree_costs
 from pinyon_lab.papers.feather.load import FEATHER
-from pinyon_lab.papers.feather.runs import (
-    BLOCK,
-    FCFS,
-    MACHINE,
-    PAPER,
-    SERVED_NOTE,
-    SERVER_NOTE,
-    FeatherLoad,
-    FeatherServer,
-    served,
-)
+from pinyon_lab.papers.feather.runs import BLOCK, FCFS, MACHINE, PAPER, WAIT_NOTES, FeatherLoad, FeatherServer, served
 from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -68,12 +58,10 @@ def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dic
     return found
 
 
-# -- Fig. 5.9
-
-
 @figure("feather-fig5.9", PAPER, "§5.3.1, Fig. 5.9", "CPU time of policies", measures=True)
 def fig5_9(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(tokens=("prefix", ",d"), policy="policy"),
         Column("cpu_ms", "CPU, ms per round", ".2f", Basis.MEASURED),
         Column("engine_ms", "engine, ms per round of oracle", ",.0f", Basis.MODELLED),
@@ -84,14 +72,13 @@ def fig5_9(given: FigureInputs) -> Result:
         given.tell(f"{name}, {tokens:,} tokens")
         costs = tokens_round(name.removesuffix(BY_TOKENS), tokens, given.clock, by_tokens=name.endswith(BY_TOKENS))
         table.add(tokens, name, 1e3 * costs.median_s, 1e3 * costs.engine_s, costs.of_engine_time)
-    ms, share = (cells(table.rows, "policy", "tokens", key) for key in ("cpu_ms", "share"))
+    ms, share = (table.rows.cells("policy", "tokens", key) for key in ("cpu_ms", "share"))
     least, most = LENGTHS[0], max(LENGTHS)
     over = {name: ms[name + BY_TOKENS, most] / ms["feather", most] for name in PER_TOKEN}
     exceed = max(share[name, most] for name in slow)
     grown = {name: ms[name, most] / ms[name, least] for name in ("feather", *slow)}
     own, oracle = ({tokens: share[name, tokens] for tokens in LENGTHS} for name in ("feather", "oracle"))
-    section = table.section("§5.3.1")
-    section.says(
+    table.says(
         "At 20K tokens, LPM and DFS-W incur roughly $1,000\\times$ higher overhead than FEATHER",
         _told(over, ",.0f", "×"),
         min(over.values()) >= 800,
@@ -100,21 +87,21 @@ def fig5_9(given: FigureInputs) -> Result:
         printed="1,000×",
         basis=Basis.MEASURED,
     )
-    section.says(
+    table.says(
         "their scheduling overhead exceeds the Oracle GPU execution time by up to $10\\times$",
         f"{exceed:.2f}× of it at {most:,} tokens",
         exceed > 1,
         "the engine's time is modelled; agrees if it exceeds it at all",
         printed="10×",
     )
-    section.says(
+    table.says(
         "FEATHER remains below 1% of GPU execution time across the entire range",
         ", ".join(f"{tokens:,}: {each:.2%}" for tokens, each in own.items()),
         max(own.values()) < 0.01,
         "the engine's time is modelled; compiled it is half of what Python takes",
         printed="1 %",
     )
-    section.says(
+    table.says(
         "All three realistic policies—FEATHER, LPM, and DFS-W— incurr higher overhead as the prefix length "
         "increases due to deeper radix-tree traversals and larger key comparisons. However, their growth rates "
         "diverge significantly",
@@ -123,7 +110,7 @@ def fig5_9(given: FigureInputs) -> Result:
         f"at {most:,} tokens, over {least:,}; agrees if all grow, and SGLang's twice as much as feather's",
         basis=Basis.MEASURED,
     )
-    section.says(
+    table.says(
         "effectively zero scheduling cost while preserving locality",
         f"{max(oracle.values()):.3%} of the engine's time at most",
         max(oracle.values()) < 0.01,
@@ -138,8 +125,6 @@ def fig5_9(given: FigureInputs) -> Result:
 def _told(found: Mapping[str, float], form: str, unit: str) -> str:
     return ", ".join(f"{name} {format(each, form)}{unit}" for name, each in found.items())
 
-
-# -- Table 5.1
 
 TREE = TreeLoad(1_000, 5_000, 64, 50)
 """A fifth of the paper's requests. How much of them is shared is our choice: the text does not print it."""
@@ -159,39 +144,41 @@ def table5_1(given: FigureInputs) -> Result:
     ours = {key: costs[key].mean_us for key in NAMES}
     total = {key: costs[key].calls * ours[key] for key in NAMES}
     table = Table(
+        given,
         Column("operation", "operation"),
         Column("calls", "calls", ",d", Basis.MEASURED),
         Column("paper_ns", "paper, mean, ns", ",.0f"),
         *columns(Basis.MEASURED, mean_ns=("ours, mean, ns", ",.0f"), p99_ns=("P99, ns", ",.0f")),
         *columns(Basis.MEASURED, total_ms=("total, ms", ".1f")),
+        basis=Basis.MEASURED,
     )
     for key, name in NAMES.items():
         ns = (1e3 * each for each in (PRINTED_US[key], ours[key], costs[key].p99_us))
         table.add(name, costs[key].calls, *ns, total[key] / 1e3)
     for key in NAMES:
-        table.section("§5.3.4, Table 5.1", Basis.MEASURED).says(
+        table.says(
             SAID[key],
             f"{1e3 * ours[key]:,.0f} ns",
             ours[key] <= PRINTED_US[key],
             "mean; agrees if it is no more than the paper's, in C++ on another machine",
             printed=f"{1e3 * PRINTED_US[key]:,.0f} ns",
+            section="§5.3.4, Table 5.1",
         )
-    section = table.section("§5.3.4", Basis.MEASURED)
-    section.says(
+    table.says(
         "INSERT dominates total time because hash computation scans every token once",
         f"{total['insert'] / max(1e-9, sum(total.values())):.0%}",
         total["insert"] >= max(total.values()),
         "of all; the paper's share is from Table 5.1. Agrees if nothing takes more",
         printed="64 %",
     )
-    section.says(
+    table.says(
         "FINISH is more expensive than ADDTOBATCH, despite their symmetric roles",
         f"{ours['finish'] / max(1e-9, ours['add']):.2f}×",
         ours["finish"] > ours["add"],
         "means; ours keeps counts at nodes, so that nothing is searched when one ends",
         printed="3.5×",
     )
-    section.says(
+    table.says(
         "FINDBEST is the cheapest per-call operation due to result caching and lazy heap traversal",
         f"{1e3 * ours['find']:,.0f} ns",
         ours["find"] <= min(ours.values()),
@@ -206,8 +193,6 @@ def table5_1(given: FigureInputs) -> Result:
     )
     return table.result("FEATHER Table 5.1: tree operations", [panel], [COSTS_NOTE])
 
-
-# -- Fig. 5.11
 
 CHUNKS = (1, 16, 64)
 """The tokens of a chunk. All but 1 are our choice: the text prints no other."""
@@ -227,9 +212,11 @@ CHUNKS_NOTE = (
 @figure("feather-fig5.11", PAPER, "§5.3.3, Fig. 5.11", "tokens of a chunk", measures=True)
 def fig5_11(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(tokens=("prefix", ",d"), chunk=("tokens of a chunk", "d")),
         Column("cpu_us", "CPU of the tree, µs per request", ",.0f", Basis.MEASURED),
         Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED),
+        basis=Basis.MEASURED,
     )
     for tokens, chunk in product(PREFIXES, CHUNKS):
         given.tell(f"{tokens:,} tokens, chunks of {chunk}")
@@ -239,7 +226,7 @@ def fig5_11(given: FigureInputs) -> Result:
         waited = SchedulingCost(ENTER * cpu_us / 1e6)
         server = FeatherServer(FEATHER, chunk_blocks=max(1, chunk // BLOCK), scheduling=waited)
         table.add(tokens, chunk, cpu_us, served(FeatherLoad(prefix_tokens=tokens), server, given.tell).tokens_s)
-    cpu, rate = (cells(table.rows, "tokens", "chunk", key) for key in ("cpu_us", "tokens_s"))
+    cpu, rate = (table.rows.cells("tokens", "chunk", key) for key in ("cpu_us", "tokens_s"))
     given.tell("a radix tree")
     most, largest = PREFIXES[-1], CHUNKS[-1]
     radix = tokens_round("lpm", most, given.clock, by_tokens=True)
@@ -247,14 +234,13 @@ def fig5_11(given: FigureInputs) -> Result:
     by_length = {tokens: [rate[tokens, chunk] for chunk in CHUNKS] for tokens in PREFIXES}
     spread = {tokens: max(rates) / min(rates) for tokens, rates in by_length.items()}
     gaps = [cpu[tokens, 1] - cpu[tokens, largest] for tokens in PREFIXES]
-    section = table.section("§5.3.3", Basis.MEASURED)
-    section.says(
+    table.says(
         "Increasing the chunk size reduces CPU overhead by enabling coarser-grained matching",
         ", ".join(f"{chunk}: {cpu[most, chunk]:,.0f} µs" for chunk in CHUNKS),
         all(cpu[tokens, 1] > cpu[tokens, CHUNKS[1]] > cpu[tokens, largest] for tokens in PREFIXES),
         f"per request, at {most:,} tokens; agrees if so at all lengths",
     )
-    section.says(
+    table.says(
         "Overhead rises with prefix length due to more hash comparisons, while throughput declines due to higher "
         "KV cache memory pressure",
         ", ".join(f"{tokens:,}: {cpu[tokens, 1]:,.0f} µs, {rate[tokens, 1]:,.0f} tokens/s" for tokens in PREFIXES),
@@ -265,20 +251,20 @@ def fig5_11(given: FigureInputs) -> Result:
         "chunks of 1; agrees if so for all, from the shortest to the longest",
         basis=Basis.MODELLED,
     )
-    section.says(
+    table.says(
         "At larger prefix lengths, the overhead gap between chunk size 1 and larger sizes widens substantially",
         ", ".join(f"{gap:,.0f} µs" for gap in gaps),
         gaps[-1] > 2 * gaps[0],
         f"between 1 and {largest}, by length; agrees if it doubles",
     )
-    section.says(
+    table.says(
         "throughput remains similar across all chunk sizes",
         ", ".join(f"{tokens:,}: {each:.3f}×" for tokens, each in spread.items()),
         max(spread.values()) < 1.05,
         "most over least; agrees if within 5 %",
         basis=Basis.MODELLED,
     )
-    section.says(
+    table.says(
         "even its radix tree-equivalent configuration (chunk size 1) achieves significantly better efficiency than "
         "a conventional radix tree",
         f"{radix_us / max(1e-9, cpu[most, 1]):.1f}× as much CPU time",
@@ -291,5 +277,5 @@ def fig5_11(given: FigureInputs) -> Result:
         bars("the tree's work for a request", "CPU, µs", cpu, ",.0f", group=tokens_of, label=chunk_of),
         bars("a server with that", "tokens/s", rate, ",.0f", group=tokens_of, label=chunk_of),
     ]
-    notes = [CHUNKS_NOTE, SERVER_NOTE, SERVED_NOTE, COSTS_NOTE]
+    notes = [CHUNKS_NOTE, *WAIT_NOTES, COSTS_NOTE]
     return table.result("FEATHER Fig. 5.11: chunks", panels, notes)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Tell, Value, columns, figure
-from pinyon_lab.figures.rows import bars, by, cell, cells, near
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, Value, columns, figure
+from pinyon_lab.figures.rows import bars, every, near, told
 from pinyon_lab.papers.feather.runs import (
     FCFS,
     MACHINE,
     MAX_BATCH,
-    MODEL_NOTE,
+    NOTES,
     OWN_TOKENS,
     PAPER,
-    SERVED_NOTE,
     FeatherLoad,
     FeatherServed,
     FeatherServer,
@@ -24,9 +23,8 @@ from pinyon_lab.papers.feather.runs import (
     label,
     served,
 )
-from pinyon_lab.pictures import Bars
 
-Runs = Mapping[tuple[str, str], FeatherServed]
+Runs = dict[tuple[str, str], FeatherServed]
 """The runs by the value that varies, and by the system's label in tables."""
 
 FEATHER = "bandit"
@@ -46,16 +44,49 @@ STALLED = [
 ]
 
 
+def stalled(*keys: str) -> list[Column]:
+    """Returns columns of runs whose engine may wait for its scheduler."""
+    return [column for column in STALLED if column.key in keys]
+
+
+class Sweep(Table):
+    """Runs by a value that varies and by system, a row each; ``shown`` are their numbers."""
+
+    def __init__(self, given: FigureInputs, varied: str, runs: Runs, shown: Sequence[Column] = SERVED) -> None:
+        super().__init__(given, *columns(at=varied, policy="policy"), *shown)
+        for (at, name), run in runs.items():
+            self.add(at, name, *numbers(run, shown).values())
+
+    def value(self, at: str, policy: str, key: str = "tokens_s") -> float:
+        return float(self.rows.cell(key, at=at, policy=label(policy)))
+
+    def ratios(self, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
+        """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
+        one, other = (self.rows.by("at", key, policy=label(each)) for each in (policy, to))
+        return {at: value / other[at] for at, value in one.items()}
+
+    def drawn(self, title: str, notes: Sequence[str] = NOTES, shown: Sequence[Column] = (), axis: str = "") -> Result:
+        """Returns the result with bars of ``shown``, by default of all columns, by varied value, called ``axis``."""
+        by = f"by {axis or self.columns[0].title}"
+        shown = shown or self.columns[2:]
+        panels = [bars(by, each.title, self.rows.cells("at", "policy", each.key), each.form) for each in shown]
+        return self.result(title, panels, notes)
+
+
 def sweep(
-    varied: str, loads: Mapping[str, FeatherLoad], policies: Sequence[str], tell: Tell, machines: Mapping[str, str] = {}
-) -> Table:
-    """Returns a row for each load and policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
-    table = Table(*columns(at=varied, policy="policy"), *SERVED)
-    for at, load in loads.items():
-        for policy in policies:
-            run = served(load, FeatherServer(policy, machines.get(at, MACHINE)), tell)
-            table.add(at, label(policy), *numbers(run).values())
-    return table
+    given: FigureInputs,
+    varied: str,
+    loads: Mapping[str, FeatherLoad],
+    policies: Sequence[str],
+    machines: Mapping[str, str] = {},
+) -> Sweep:
+    """Runs each load with each policy; ``loads`` are by the value that varies, as text, as ``machines`` are."""
+    runs = {
+        (at, label(policy)): served(load, FeatherServer(policy, machines.get(at, MACHINE)), given.tell)
+        for at, load in loads.items()
+        for policy in policies
+    }
+    return Sweep(given, varied, runs)
 
 
 def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, Value]:
@@ -63,52 +94,12 @@ def numbers(run: FeatherServed, shown: Sequence[Column] = SERVED) -> dict[str, V
     return {column.key: found[column.key] for column in shown}
 
 
-def table_of(varied: str, runs: Runs, keys: Sequence[str]) -> Table:
-    """Returns columns and rows of runs whose engine may wait for its scheduler; ``keys`` name the columns."""
-    shown = [column for column in STALLED if column.key in keys]
-    table = Table(*columns(at=varied, policy="policy"), *shown)
-    for (at, name), run in runs.items():
-        table.add(at, name, *numbers(run, shown).values())
-    return table
-
-
-def value(table: Table, at: str, policy: str, key: str = "tokens_s") -> float:
-    return cell(table.rows, key, at=at, policy=label(policy))
-
-
-def drawn(table: Table, shown: Sequence[Column] = (), axis: str = "") -> list[Bars]:
-    """Returns bars of columns, by varied value (called ``axis``) and policy; ``shown`` are all if none are named."""
-    title = f"by {axis or table.columns[0].title}"
-    shown = shown or table.columns[2:]
-    return [bars(title, each.title, cells(table.rows, "at", "policy", each.key), each.form) for each in shown]
-
-
-def ratios(table: Table, policy: str = FEATHER, to: str = FCFS, key: str = "tokens_s") -> dict[str, float]:
-    """Returns the ratio of ``policy`` to ``to`` in column ``key``, by varied value."""
-    one, other = (by(table.rows, "at", key, policy=label(each)) for each in (policy, to))
-    return {at: value / other[at] for at, value in one.items()}
-
-
-def told(found: Mapping[str, float], form: str = ".2f") -> str:
-    return ", ".join(f"{at}: {format(ratio, form)}" for at, ratio in found.items())
-
-
 def apart(load: FeatherLoad) -> float:
     """Returns the output tokens/s if one prefix is served after the other, a full batch of each. No batches are more
     homogeneous."""
     group = [[("prefix", load.prefix_tokens), (f"own {each}", OWN_TOKENS)] for each in range(MAX_BATCH)]
-    return batches([group], load.output_tokens, FeatherServer()).tokens_s
+    return batches([group], load.output_tokens).tokens_s
 
-
-NOTES = [MODEL_NOTE, SERVED_NOTE]
-
-
-def swept(title: str, table: Table, shown: Sequence[Column] = SERVED[:3], axis: str = "") -> Result:
-    """Returns the result of a :func:`sweep`; the picture has the columns ``shown``, and ``axis`` for what varies."""
-    return table.result(title, drawn(table, shown, axis), NOTES)
-
-
-# -- Fig. 5.1
 
 RATES = (5, 10, 20, 50, 100)
 ALL = (FCFS, "bandit", "q_learning", "heuristic", "dynamic", "sglang_fcfs", "lpm", "dfs_weight")
@@ -117,101 +108,93 @@ SGLANG = ("sglang_fcfs", "lpm", "dfs_weight")
 
 @figure("feather-fig5.1", PAPER, "§5.2.1, Fig. 5.1", "throughput by request rate")
 def fig5_1(given: FigureInputs) -> Result:
-    table = sweep("rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL, given.tell)
-    most, gains = f"{max(RATES)}/s", ratios(table)
-    bound = apart(FeatherLoad()) / value(table, most, FCFS)
-    others = {at: max(value(table, at, policy) for policy in ALL[4:]) for at in gains}
-    batch = ratios(table, key="batch")
-    tbt = {policy: value(table, most, policy, "tbt_ms") for policy in ALL}
-    section = table.section("§5.2.1")
-    section.finds(
+    table = sweep(given, "rate", {f"{rate}/s": FeatherLoad(rate=rate) for rate in RATES}, ALL)
+    most, gains = f"{max(RATES)}/s", table.ratios()
+    bound = apart(FeatherLoad()) / table.value(most, FCFS)
+    others = {at: max(table.value(at, policy) for policy in ALL[4:]) for at in gains}
+    tbt = {policy: table.value(most, policy, "tbt_ms") for policy in ALL}
+    table.finds(
         "At 100 req/s, FEATHER achieves roughly $4\\times$ the throughput of vLLM (FCFS)",
         near(gains[most], 4.0, text="4×"),
         f"the gain that §3.2 prints leaves no more than {bound:.2f}× here, for batches of 500 requests on one "
         "prefix; §3.2's nearly 2× is of prefixes twice as long, where there is more to gain. The rest: who is "
         "admitted are 500 of five prefixes, in batches of 100 that read the weights once each",
     )
-    section.says(
+    table.finds(
         "FEATHER (on vLLM) consistently outperforms all baselines at every request rate",
-        told({at: value(table, at, FEATHER) / others[at] for at in gains}),
-        all(value(table, at, FEATHER) > 0.99 * others[at] for at in gains),
+        every({at: table.value(at, FEATHER) / others[at] for at in gains}, lambda ratio: ratio > 0.99),
         "against the best one at each rate; agrees if nowhere more than 1 % behind it",
     )
-    section.says(
+    table.finds(
         "FEATHER in general maintains a *smaller* average batch size than vLLM (FCFS)",
-        told(batch),
-        all(ratio <= 1.01 for ratio in batch.values()),
+        every(table.ratios(key="batch"), lambda ratio: ratio <= 1.01),
         "times that of fcfs",
     )
-    section.says(
+    table.says(
         "SGLang policies consistently operate at smaller batch sizes than vLLM",
-        ", ".join(f"{policy} {value(table, most, policy, 'batch'):.0f}" for policy in (FCFS, *SGLANG)),
-        all(value(table, most, policy, "batch") < value(table, most, FCFS, "batch") for policy in SGLANG),
+        ", ".join(f"{policy} {table.value(most, policy, 'batch'):.0f}" for policy in (FCFS, *SGLANG)),
+        all(table.value(most, policy, "batch") < table.value(most, FCFS, "batch") for policy in SGLANG),
         "at the highest rate. `sglang_fcfs` counts what is shared for each request; `lpm` and `dfs_weight` are "
         "orders of the line only, and do not",
     )
-    section.says(
+    table.finds(
         "Dynamic Batching performs similarly to vLLM (FCFS), as all KV caches fit within GPU memory",
-        told(ratios(table, "dynamic")),
-        all(abs(ratio - 1) < 0.05 for ratio in ratios(table, "dynamic").values()),
+        every(table.ratios("dynamic"), lambda ratio: abs(ratio - 1) < 0.05),
         "times fcfs, by rate",
     )
-    section.says(
+    table.says(
         "FEATHER (on vLLM) achieves substantially lower TBT than all baselines except SGLang (FCFS)",
         ", ".join(f"{policy} {each:,.0f} ms" for policy, each in tbt.items()),
         tbt["sglang_fcfs"] < tbt[FEATHER] < 0.9 * min(tbt[policy] for policy in (FCFS, "dynamic", "lpm", "dfs_weight")),
         "at the highest rate",
     )
-    table.section("§5.2").says(
+    table.finds(
         "bandit and Q-learning approaches perform similarly across most settings",
-        told(ratios(table, "q_learning", "bandit")),
-        all(abs(ratio - 1) < 0.1 for ratio in ratios(table, "q_learning", "bandit").values()),
+        every(table.ratios("q_learning", "bandit"), lambda ratio: abs(ratio - 1) < 0.1),
         "Q-learning over the bandit, by rate; agrees if within a tenth. It explores for longer, and runs are "
         "short: ε falls by 3 % a round",
+        section="§5.2",
     )
-    return swept("FEATHER Fig. 5.1: request rate", table)
+    return table.drawn("FEATHER Fig. 5.1: request rate", shown=SERVED[:3])
 
-
-# -- Fig. 5.2
 
 GROUPS = (1, 2, 5, 20, 50, 100)
 
 
 @figure("feather-fig5.2", PAPER, "§5.2.2, Fig. 5.2", "throughput by prefix groups")
 def fig5_2(given: FigureInputs) -> Result:
-    table = sweep("groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME, given.tell)
-    gains = ratios(table)
+    table = sweep(given, "groups", {f"{groups}": FeatherLoad(groups=groups) for groups in GROUPS}, SOME)
+    gains = table.ratios()
     given.tell("one prefix after the other")
-    bound = apart(FeatherLoad()) / value(table, "100", FCFS)
-    fcfs = {groups: value(table, str(groups), FCFS) for groups in GROUPS}
-    own = [value(table, str(groups), FEATHER) for groups in GROUPS]
-    section = table.section("§5.2.2")
-    section.finds(
+    bound = apart(FeatherLoad()) / table.value("100", FCFS)
+    fcfs = {groups: table.value(str(groups), FCFS) for groups in GROUPS}
+    own = [table.value(str(groups), FEATHER) for groups in GROUPS]
+    table.finds(
         "At 100 prefix groups, FEATHER achieves $10\\times$ higher throughput than vLLM (FCFS)",
         near(gains["100"], 10.0, text="10×"),
-        f"fcfs computes {value(table, '100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
-        f"{value(table, '100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
+        f"fcfs computes {table.value('100', FCFS, 'computed'):.0%} of all prompt tokens, feather "
+        f"{table.value('100', FEATHER, 'computed'):.0%}: evictions are avoided. What bounds the rest is that "
         "1,000 requests are ten of each "
         "prefix, and batches of ten read the weights for little. With 500 requests of a prefix in a batch "
         f"it would be {bound:.1f}×",
     )
-    section.says(
+    table.says(
         "This leads to a sharp throughput drop for vLLM (FCFS), even when increasing from 1 to 2 prefix groups",
         f"to {fcfs[2] / fcfs[1]:.0%}",
         fcfs[2] < 0.8 * fcfs[1],
         "as in Fig. 3.2",
         basis=Basis.CONSTRUCTION,
     )
-    section.says(
+    table.says(
         "beyond 20 groups, the KV cache footprint exceeds HBM capacity, causing a sharp reduction in batch size "
         "and increased recomputation",
-        f"batch {value(table, '20', FCFS, 'batch'):.0f} and {value(table, '50', FCFS, 'batch'):.0f} with 20 and 50 "
+        f"batch {table.value('20', FCFS, 'batch'):.0f} and {table.value('50', FCFS, 'batch'):.0f} with 20 and 50 "
         "groups, computed "
-        f"{value(table, '20', FCFS, 'computed'):.0%} and {value(table, '50', FCFS, 'computed'):.0%}",
-        value(table, "50", FCFS, "batch") < 0.5 * value(table, "20", FCFS, "batch"),
+        f"{table.value('20', FCFS, 'computed'):.0%} and {table.value('50', FCFS, 'computed'):.0%}",
+        table.value("50", FCFS, "batch") < 0.5 * table.value("20", FCFS, "batch"),
         "nothing was put in but the size of the memory",
     )
-    section.says(
+    table.says(
         "FEATHER maintains a more stable batch size and throughput across all prefix group configurations",
         f"{max(own) / min(own):.1f} between its most and least throughput, fcfs "
         f"{max(fcfs.values()) / min(fcfs.values()):.1f}",
@@ -219,83 +202,74 @@ def fig5_2(given: FigureInputs) -> Result:
         "with 20 groups feather does what fcfs does: batches of 25 are slower than one of 500, and the bandit "
         "finds that out",
     )
-    section.says(
+    table.says(
         "SGLang's LPM and DFS-W policies partially mitigate evictions, achieving higher throughput than FCFS "
         "(SGLang) at larger group counts",
-        told(ratios(table, "lpm", "sglang_fcfs")),
-        all(ratios(table, "lpm", "sglang_fcfs")[at] > 1 for at in ("50", "100")),
+        told(table.ratios("lpm", "sglang_fcfs")),
+        all(table.ratios("lpm", "sglang_fcfs")[at] > 1 for at in ("50", "100")),
         "lpm over sglang_fcfs. lpm orders as well as feather's tree does, so with 100 groups it is as fast: its "
         "cost on the CPU, which is left out, is what sets the two apart in the paper",
     )
-    return swept("FEATHER Fig. 5.2: prefix groups", table, SERVED[:2])
+    return table.drawn("FEATHER Fig. 5.2: prefix groups", shown=SERVED[:2])
 
-
-# -- Fig. 5.3
 
 OUTPUTS = (1, 5, 20, 50, 100, 200)
 
 
 @figure("feather-fig5.3", PAPER, "§5.2.3, Fig. 5.3", "throughput by decode tokens")
 def fig5_3(given: FigureInputs) -> Result:
-    table = sweep("tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME, given.tell)
-    gains = ratios(table)
-    best = max(value(table, "200", policy) for policy in ("sglang_fcfs", "lpm"))
-    own = {str(tokens): value(table, str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
-    section = table.section("§5.2.3")
-    section.says(
+    table = sweep(given, "tokens", {f"{tokens}": FeatherLoad(output_tokens=tokens) for tokens in OUTPUTS}, SOME)
+    gains = table.ratios()
+    best = max(table.value("200", policy) for policy in ("sglang_fcfs", "lpm"))
+    own = {str(tokens): table.value(str(tokens), FEATHER, "batch") for tokens in OUTPUTS}
+    table.finds(
         "In the prefill-dominated regime (1–20 tokens), all policies behave similarly",
-        told({at: gains[at] for at in ("1", "5", "20")}),
-        all(abs(gains[at] - 1) < 0.1 for at in ("1", "5", "20")),
+        every({at: gains[at] for at in ("1", "5", "20")}, lambda ratio: abs(ratio - 1) < 0.1),
         "feather over fcfs; agrees if within a tenth",
     )
-    section.says(
+    table.says(
         "Beyond 20 tokens, the policies diverge sharply",
         told({at: gains[at] for at in ("50", "100", "200")}),
         gains["200"] > max(1.2, gains["50"]),
         "feather over fcfs; agrees if by a fifth at 200 tokens, and by more than at 50",
     )
-    section.finds(
+    table.finds(
         "reaching $\\sim 3800$ toks/s at 200 tokens—over $3\\times$ higher than SGLang policies",
-        near(value(table, "200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
-        f"{value(table, '200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
+        near(table.value("200", FEATHER), 3800.0, "{:,.0f} tokens/s", "3800 toks/s"),
+        f"{table.value('200', FEATHER) / best:.2f}× the best of lpm and sglang_fcfs. Batches of 500 on one prefix "
         f"would have {apart(FeatherLoad()):,.0f}",
     )
-    section.says(
+    table.says(
         "Together, these effects drive the steady increase in FEATHER's batch size and throughput",
         f"batch {told(own, '.0f')}",
         [*own.values()] == sorted(own.values()),
         "a round keeps batches apart that are of one prefix each: a fifth of those that run",
     )
-    return swept("FEATHER Fig. 5.3: decode tokens", table, SERVED[:2], axis="decode tokens")
+    return table.drawn("FEATHER Fig. 5.3: decode tokens", shown=SERVED[:2], axis="decode tokens")
 
-
-# -- Fig. 5.4
 
 PREFIXES = (500, 1_000, 2_000, 5_000, 10_000)
 
 
 @figure("feather-fig5.4", PAPER, "§5.2.4, Fig. 5.4", "throughput by prefix length")
 def fig5_4(given: FigureInputs) -> Result:
-    table = sweep("prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME, given.tell)
-    gains = ratios(table)
-    fall = {policy: [value(table, at, policy) for at in gains] for policy in SOME}
-    section = table.section("§5.2.4")
-    section.says(
+    table = sweep(given, "prefix", {f"{tokens:,}": FeatherLoad(prefix_tokens=tokens) for tokens in PREFIXES}, SOME)
+    gains = table.ratios()
+    fall = {policy: [table.value(at, policy) for at in gains] for policy in SOME}
+    table.says(
         "longer prefixes increase prefill compute and KV cache pressure, reducing throughput across policies",
         ", ".join(f"{policy} {each[0]:,.0f} to {each[-1]:,.0f}" for policy, each in fall.items()),
         all(each == sorted(each, reverse=True) for each in fall.values()),
         "tokens/s, shortest to longest; agrees if each step is down",
     )
-    section.says(
+    table.says(
         "FEATHER's advantage grows with prefix length, driven by higher locality gains as sequences lengthen",
         told(gains),
         [*gains.values()][-1] == max(gains.values()) and min(gains.values()) > 0.95,
         "feather over fcfs",
     )
-    return swept("FEATHER Fig. 5.4: prefix length", table, SERVED[:1], axis="prefix tokens")
+    return table.drawn("FEATHER Fig. 5.4: prefix length", shown=SERVED[:1], axis="prefix tokens")
 
-
-# -- Fig. 5.5
 
 LEVELS = (1, 2, 3, 4)
 OWN = (FCFS, "bandit", "q_learning", "heuristic")
@@ -306,27 +280,24 @@ def fig5_5(given: FigureInputs) -> Result:
     points = {
         f"{levels}": FeatherLoad(prefix_tokens=4_000, levels=levels, groups=1 << (levels - 1)) for levels in LEVELS
     }
-    table = sweep("levels", points, OWN, given.tell)
-    fcfs, own = ([value(table, at, policy) for at in points] for policy in (FCFS, FEATHER))
-    section = table.section("§5.2.7")
-    section.says(
+    table = sweep(given, "levels", points, OWN)
+    fcfs, own = ([table.value(at, policy) for at in points] for policy in (FCFS, FEATHER))
+    table.says(
         "going from 1 to 2 or more levels of the radix tree reduces the locality in KV cache traversal and, "
         "hence, degrades throughput",
         f"fcfs {', '.join(f'{each:,.0f}' for each in fcfs)}",
         max(fcfs[1:]) < 0.9 * fcfs[0],
         "tokens/s with 1 to 4 levels",
     )
-    section.says(
+    table.says(
         "*FEATHER* actively preserves prefix homogeneity within batches, leading to stable throughput at all levels",
         f"{', '.join(f'{each:,.0f}' for each in own)}",
         min(own) > 0.8 * max(own),
         "tokens/s; agrees if within a fifth. With four levels a branch has an eighth of those that run, and its "
         "batches read the weights for 60 requests; it is never slower than fcfs",
     )
-    return swept("FEATHER Fig. 5.5: tree levels", table, SERVED[:2])
+    return table.drawn("FEATHER Fig. 5.5: tree levels", shown=SERVED[:2])
 
-
-# -- Fig. 5.6
 
 MODELS = {
     "Qwen 0.5B": "rtx6000ada-qwen-0.5b",
@@ -339,37 +310,34 @@ MODELS = {
 
 @figure("feather-fig5.6", PAPER, "§5.2.5, Fig. 5.6", "throughput by model")
 def fig5_6(given: FigureInputs) -> Result:
-    table = sweep("model", dict.fromkeys(MODELS, FeatherLoad()), SOME, given.tell, MODELS)
-    gains = ratios(table)
-    first = [value(table, model, FEATHER) for model in MODELS]
+    table = sweep(given, "model", dict.fromkeys(MODELS, FeatherLoad()), SOME, MODELS)
+    gains = table.ratios()
+    first = [table.value(model, FEATHER) for model in MODELS]
     ahead = {
-        model: value(table, model, FEATHER) / max(value(table, model, policy) for policy in SOME if policy != FEATHER)
+        model: table.value(model, FEATHER) / max(table.value(model, policy) for policy in SOME if policy != FEATHER)
         for model in MODELS
     }
-    section = table.section("§5.2.5")
-    section.says(
+    table.says(
         "FEATHER outperforms all baselines across all models",
         told(ahead),
         all(ratio > 0.99 for model, ratio in ahead.items() if model != "Qwen 1.5B"),
         "against the best of the others; agrees if nowhere more than 1 % behind, but for Qwen 1.5B, which the "
         "paper excepts",
     )
-    section.says(
+    table.says(
         "FEATHER's relative throughput advantage over the baselines grows with model size",
         told(gains),
         gains["Qwen 0.5B"] <= gains["Qwen 1.5B"] <= min(gains["Qwen 8B"], gains["Llama 3 8B"]),
         "feather over fcfs, from 0.5B to the 8B models",
     )
-    section.says(
+    table.says(
         "smaller models achieve higher throughput owing to lower per-token compute costs",
         ", ".join(f"{model}: {each:,.0f}" for model, each in zip(MODELS, first, strict=True)),
         first[0] > first[1] > max(first[2:4]),
         "tokens/s of feather",
     )
-    return swept("FEATHER Fig. 5.6: models", table)
+    return table.drawn("FEATHER Fig. 5.6: models", shown=SERVED[:3])
 
-
-# -- Fig. 5.7
 
 LONG_GROUPS = (1, 2, 5, 20, 100)
 
@@ -378,36 +346,35 @@ LONG_GROUPS = (1, 2, 5, 20, 100)
 def fig5_7(given: FigureInputs) -> Result:
     loads = {f"{groups}": FeatherLoad(groups=groups) for groups in LONG_GROUPS}
     machines = dict.fromkeys(loads, MODELS["LongChat 13B"])
-    table = sweep("groups", loads, (FCFS, "bandit", "dynamic"), given.tell, machines)
-    gains = ratios(table)
-    fcfs = {groups: value(table, str(groups), FCFS) for groups in LONG_GROUPS}
-    batch = {groups: value(table, str(groups), FCFS, "batch") for groups in LONG_GROUPS}
-    tbt = {groups: value(table, str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
-    own = [value(table, at, FEATHER) for at in loads]
-    section = table.section("§5.2.6")
-    section.finds(
+    table = sweep(given, "groups", loads, (FCFS, "bandit", "dynamic"), machines)
+    gains = table.ratios()
+    fcfs = {groups: table.value(str(groups), FCFS) for groups in LONG_GROUPS}
+    batch = {groups: table.value(str(groups), FCFS, "batch") for groups in LONG_GROUPS}
+    tbt = {groups: table.value(str(groups), FCFS, "tbt_ms") for groups in LONG_GROUPS}
+    own = [table.value(at, FEATHER) for at in loads]
+    table.finds(
         "At 100 prefix groups, it achieves up to $22\\times$ higher throughput than FCFS",
         near(gains["100"], 22.0, text="22×"),
         "1,000 requests are ten of each prefix: even those that wait together are a batch of ten, for which a "
         "prefix of 5,000 tokens is computed",
     )
-    section.says(
+    table.says(
         "there is a sharp drop in throughput when moving from 1 to 2 prefix groups, accompanied by an increase in TBT",
         f"to {fcfs[2] / fcfs[1]:.0%}, TBT {tbt[1]:,.0f} and {tbt[2]:,.0f} ms",
         fcfs[2] < 0.8 * fcfs[1] and tbt[2] > tbt[1],
         "of fcfs",
     )
-    section.says(
+    table.says(
         "The further decline from 2 to 5 prefix groups is driven by KV cache evictions, which is also reflected "
         "in the steep reduction in average batch size",
         f"{fcfs[2]:,.0f} to {fcfs[5]:,.0f} tokens/s, batch {batch[2]:.0f} to {batch[5]:.0f}",
         fcfs[5] < fcfs[2] and batch[5] < 0.7 * batch[2],
         "23,004 tokens of KV hold four prefixes",
     )
-    section.says(
+    table.says(
         "*FEATHER* maintains stable and consistent throughput across all settings",
         ", ".join(f"{each:,.0f}" for each in own),
         min(own) > 0.8 * max(own),
         "tokens/s; agrees if within a fifth",
     )
-    return swept("FEATHER Fig. 5.7: LongChat 13B", table)
+    return table.drawn("FEATHER Fig. 5.7: LongChat 13B", shown=SERVED[:3])

@@ -62,17 +62,20 @@ CHAPTER_3_NOTE = (
     "the whole batch shares counts. What follows from that with other lengths, groups, trees, models and batch "
     "sizes, and what memory does, is what comes out."
 )
-SERVER_NOTE = (
+_SERVER = (
     "Modelled: one instance by the profile named, batches of 500, steps of 32,768 tokens; who is admitted, what a "
     "step decodes, and the cache are the code that serves."
 )
-MODEL_NOTE = f"{SERVER_NOTE} What decisions take on the CPU is left out."
-SERVED_NOTE = (
+NOTE = f"{_SERVER} What decisions take on the CPU is left out."
+_SERVED = (
     "Poisson arrivals (seed 0), 32 tokens of each request's own behind its prefix, so many requests as the table has "
     "in its note; throughput is all output tokens over the time from the first arrival to the last end. TBT is the "
     "mean over requests. The batch is that of a step, as the paper counts it: a round of feather has several. "
     "`passed_over_s` is 3600: the paper's loop has no bound."
 )
+NOTES = [NOTE, _SERVED]
+WAIT_NOTES = [_SERVER, _SERVED]
+"""The notes of a server whose scheduler takes time."""
 
 
 def label(policy: str) -> str:
@@ -145,6 +148,8 @@ class FeatherServer:
         return ClusterModel(settings, machine, load_profile(machine.engine), "round_robin").cluster()
 
 
+PLAIN: Final = FeatherServer()
+
 # -- batches, as in chapter 3
 
 
@@ -167,13 +172,13 @@ class BatchRun(NamedTuple):
 Parts = Sequence[tuple[str, int]]
 
 
-def one_batch(prompts: Sequence[Parts], output_tokens: int, server: FeatherServer) -> BatchRun:
+def one_batch(prompts: Sequence[Parts], output_tokens: int, server: FeatherServer = PLAIN) -> BatchRun:
     """Runs one batch whose requests arrive at once; all prompts were sent once before."""
     return batches([prompts], output_tokens, server, warm=True)
 
 
 def batches(
-    groups: Sequence[Sequence[Parts]], output_tokens: int, server: FeatherServer, *, warm: bool = False
+    groups: Sequence[Sequence[Parts]], output_tokens: int, server: FeatherServer = PLAIN, *, warm: bool = False
 ) -> BatchRun:
     """Runs batches one after the other on one cache; with ``warm``, all prompts were sent once before."""
     made = PromptParts()

@@ -7,23 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pinyon.batching.feather_settings import GROUPED
+from pinyon.batching.engine_step import GROUPED
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.figures.rows import by, near, number
+from pinyon_lab.figures.rows import every, near, told
 from pinyon_lab.papers.feather.costs import COSTS_NOTE, RADIX, waits
-from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, drawn, numbers, table_of, told
-from pinyon_lab.papers.feather.runs import (
-    FCFS,
-    MODEL_NOTE,
-    PAPER,
-    SERVED_NOTE,
-    SERVER_NOTE,
-    FeatherLoad,
-    FeatherServed,
-    FeatherServer,
-    label,
-    served,
-)
+from pinyon_lab.papers.feather.load import FEATHER, SERVED, Runs, Sweep, numbers, stalled
+from pinyon_lab.papers.feather.runs import FCFS, NOTES, PAPER, WAIT_NOTES, FeatherLoad, FeatherServer, label, served
 from pinyon_lab.pictures import Bars
 from pinyon_lab.simulator.cluster_settings import SchedulingCost
 
@@ -49,20 +38,21 @@ OFFLINE_REQUESTS = 1_000
 def table3_1(given: FigureInputs) -> Result:
     load = replace(OFFLINE, requests=OFFLINE_REQUESTS)
     found = Table(
+        given,
         *columns(policy="policy", name="paper's", paper_s=("paper, s", ".1f"), gpu_s=("less batch time", ".1f")),
         Column("seconds", "ours, s", ".1f", Basis.MODELLED),
         *SERVED[:3],
+        section="§3.4, Experiment 9",
     )
     for policy, (server, name, paper_s, scheduling_s) in TABLED.items():
         run = served(load, server, given.tell)
         shown, more = (numbers(run, part) for part in (SERVED[:3], SERVED[3:]))
         found.add(policy, name, paper_s, paper_s - scheduling_s, run.seconds, *shown.values(), **more)
     rows = found.rows
-    seconds = by(rows, "policy", "seconds")
+    seconds = rows.by("policy", "seconds")
     fcfs, oracle = seconds[label(FCFS)], seconds[label("oracle")]
     printed, pat = 229.36 / 105.43, 229.36 / (316.45 - 91.72)
-    section = found.section("§3.4, Experiment 9")
-    section.says(
+    found.says(
         "these policies improve performance over vLLM’s FCFS",
         f"{fcfs / seconds['dfs_weight']:.2f}×, {fcfs / seconds['lpm']:.2f}×",
         min(fcfs / seconds["dfs_weight"], fcfs / seconds["lpm"]) > 1.05,
@@ -70,13 +60,13 @@ def table3_1(given: FigureInputs) -> Result:
         "CPU time of decisions is left out here, and counts in the paper's: without it, 2.68× and 2.23×",
         printed="DFS-W 1.29×, LPM 1.54×",
     )
-    section.finds(
+    found.finds(
         "vLLM User IDs 105.43 0.03 (0.03%) 948.54",
         near(fcfs / oracle, printed),
         "vLLM FCFS over User IDs, execution time; agrees within a fifth. What is compared is what is left when "
         "decisions cost nothing",
     )
-    section.finds(
+    found.finds(
         "PAT (vLLM Block Table) 316.45 91.72 (29.0%) 316.63",
         near(fcfs / seconds[PAT], pat),
         "vLLM FCFS over PAT, execution time less batch time; agrees within a fifth. A kernel that reads for each "
@@ -88,16 +78,14 @@ def table3_1(given: FigureInputs) -> Result:
         "execution time, times that of FCFS",
         [str(row["name"]) for row in rows],
         {
-            "paper": [number(row, "paper_s") / number(rows[0], "paper_s") for row in rows],
-            "paper, less batch time": [number(row, "gpu_s") / number(rows[0], "gpu_s") for row in rows],
-            "ours": [number(row, "seconds") / fcfs for row in rows],
+            "paper": [row["paper_s"] / rows[0]["paper_s"] for row in rows],
+            "paper, less batch time": [row["gpu_s"] / rows[0]["gpu_s"] for row in rows],
+            "ours": [row["seconds"] / fcfs for row in rows],
         },
         form=".2f",
     )
-    return found.result("FEATHER Table 3.1", [bars], [MODEL_NOTE])
+    return found.result("FEATHER Table 3.1", [bars], NOTES[:1])
 
-
-# -- Fig. 5.8
 
 A100 = "a100-llama-8b"
 RATES = (5, 20, 100)
@@ -114,7 +102,7 @@ KERNEL_NOTE = (
 
 @figure("feather-fig5.8", PAPER, "§5.2.8, Fig. 5.8", "beside PAT's kernel")
 def fig5_8(given: FigureInputs) -> Result:
-    runs: dict[tuple[str, str], FeatherServed] = {}
+    runs: Runs = {}
     for rate in RATES:
         load, at = FeatherLoad(rate=rate), f"{rate}/s"
         runs[at, "fcfs"] = served(load, FeatherServer(FCFS, A100), given.tell)
@@ -123,14 +111,13 @@ def fig5_8(given: FigureInputs) -> Result:
         cost = SchedulingCost(PAT_SHARE / (1 - PAT_SHARE) * pat.step_s)
         runs[at, PAT_COST] = served(load, FeatherServer(FCFS, A100, kernel=GROUPED, scheduling=cost), given.tell)
         runs[at, BOTH] = served(load, FeatherServer(FEATHER, A100, kernel=GROUPED), given.tell)
-    table = table_of("rate", runs, ("tokens_s", "batch", "tbt_ms"))
+    table = Sweep(given, "rate", runs, stalled("tokens_s", "batch", "tbt_ms"))
 
     def over(one: str, other: str) -> dict[str, float]:
         return {f"{rate}/s": runs[f"{rate}/s", one].tokens_s / runs[f"{rate}/s", other].tokens_s for rate in RATES}
 
     free, paid, both = over("feather", PAT), over("feather", PAT_COST), over(BOTH, "feather")
-    section = table.section("§5.2.8")
-    section.says(
+    table.says(
         "FEATHER consistently matches or outperforms PAT across all request rates",
         f"{told(paid)}; {told(free)} if PAT forms its batches in no time",
         min(paid.values()) > 0.97,
@@ -139,14 +126,13 @@ def fig5_8(given: FigureInputs) -> Result:
         "without its cost on the CPU it is ahead by construction",
         basis=Basis.CONSTRUCTION,
     )
-    section.says(
+    table.says(
         "A naive integration of FEATHER and PAT performs quite similarly to FEATHER over most regimes",
         told(both),
         sum(abs(each - 1) < 0.1 for each in both.values()) > len(both) / 2,
         "over feather; agrees if within a tenth at most of the rates",
     )
-    notes = [MODEL_NOTE, SERVED_NOTE, KERNEL_NOTE]
-    return table.result("FEATHER Fig. 5.8: PAT, A100", drawn(table), notes)
+    return table.drawn("FEATHER Fig. 5.8: PAT, A100", [*NOTES, KERNEL_NOTE])
 
 
 # -- a server that waits for its scheduler
@@ -156,14 +142,12 @@ STALLS_NOTE = (
     "for `lpm` and `dfs_weight` by tokens, with all that wait and before each step, as the paper describes it (the "
     "code that serves puts the line in order only where somebody may enter). Runs are modelled, so all that follows is."
 )
-NOTES = [SERVER_NOTE, SERVED_NOTE, STALLS_NOTE, COSTS_NOTE]
+STALLED_NOTES = [*WAIT_NOTES, STALLS_NOTE, COSTS_NOTE]
 
 
 def _of(runs: Runs, policy: str, key: str) -> dict[str, float]:
     return {at: float(getattr(run, key)) for (at, name), run in runs.items() if name == label(policy)}
 
-
-# -- Fig. 5.10
 
 PREFIXES = (1_000, 2_000, 5_000)
 READERS = (FCFS, FEATHER, "lpm", "dfs_weight")
@@ -177,42 +161,38 @@ def fig5_10(given: FigureInputs) -> Result:
         for policy in READERS:
             run = served(FeatherLoad(prefix_tokens=tokens), FeatherServer(policy, scheduling=costs[policy]), given.tell)
             runs[f"{tokens:,}", label(policy)] = run
-    table = table_of("prefix", runs, ("tokens_s", "stalled", "reading", "read_s"))
+    table = Sweep(given, "prefix", runs, stalled("tokens_s", "stalled", "reading", "read_s"))
     reading = {policy: _of(runs, policy, "reading") for policy in READERS}
     total = {policy: _of(runs, policy, "read_s") for policy in READERS}
     others = {at: max(reading[policy][at] for policy in READERS if policy != FEATHER) for at in reading[FEATHER]}
     slow = [policy for policy in READERS if policy not in (FCFS, FEATHER)]
     normalised = {policy: {at: total[policy][at] / total[FCFS][at] for at in total[policy]} for policy in READERS}
-    section = table.section("§5.3.2")
-    section.says(
+    table.says(
         "FEATHER consistently achieves the highest bandwidth utilization due to improved spatial locality",
         ", ".join(f"{at}: {reading[FEATHER][at]:.0%} against {others[at]:.0%}" for at in others),
         all(reading[FEATHER][at] >= others[at] for at in others),
         "share of the time in which memory is read, against the most of the others. The model has no faster "
         "reading by spatial locality: it has one number for both, and that lowers what is read",
     )
-    section.says(
+    table.finds(
         "more homogeneous batches also increase temporal locality, which is reflected in lower total DRAM usage",
-        told(normalised[FEATHER]),
-        all(each < 1 for each in normalised[FEATHER].values()),
+        every(normalised[FEATHER], lambda ratio: ratio < 1),
         "of feather over fcfs: weights, and KV as the profile counts it, stand in for what is fetched",
     )
-    section.says(
+    table.says(
         "SGLang's DFS-W and LPM exhibit lower mean DRAM utilization because of CPU scheduler stalls",
         "; ".join(f"{policy} {told(reading[policy])}, fcfs {told(reading[FCFS])}" for policy in slow),
         all(reading[policy][at] < reading[FCFS][at] for policy in slow for at in others),
         "shares of the time; agrees if lower than fcfs everywhere",
     )
-    section.says(
+    table.says(
         "they also achieve lower normalized total DRAM usage",
         "; ".join(f"{policy} {told(normalised[policy])}" for policy in slow),
         all(each < 0.99 for policy in slow for each in normalised[policy].values()),
         "over fcfs; agrees if by 1 %. They are orders of the line only: whoever has memory is decoded",
     )
-    return table.result("FEATHER Fig. 5.10: memory", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.10: memory", STALLED_NOTES)
 
-
-# -- Fig. 5.15
 
 STALLED_RATES = (5, 100)
 COMPUTING = (FCFS, FEATHER, "sglang_fcfs", "lpm", "dfs_weight")
@@ -228,43 +208,40 @@ def fig5_15(given: FigureInputs) -> Result:
         for rate in STALLED_RATES
         for policy in COMPUTING
     }
-    table = table_of("rate", runs, ("tokens_s", "batch", "stalled", "computing"))
+    table = Sweep(given, "rate", runs, stalled("tokens_s", "batch", "stalled", "computing"))
     use = {policy: _of(runs, policy, "computing") for policy in COMPUTING}
     batch = {policy: _of(runs, policy, "batch") for policy in COMPUTING}
     low, most = f"{STALLED_RATES[0]}/s", f"{STALLED_RATES[-1]}/s"
     slow = ("lpm", "dfs_weight")
-    section = table.section("§5.3.8")
-    section.says(
+    table.says(
         "FEATHER shows slightly lower utilization at low request rates due to forming smaller batches",
         f"{use[FEATHER][low]:.1%}, fcfs {use[FCFS][low]:.1%} at {low}",
         use[FEATHER][low] < 0.99 * use[FCFS][low],
         "agrees if by 1 %. Nothing of tensor cores is modelled: what stands in is the time that the computed "
         "tokens would take at the rate of prompts, which follows throughput, and not how full a batch makes them",
     )
-    section.says(
+    table.says(
         "its utilization rises to match vLLM's FCFS",
         f"{use[FEATHER][most]:.1%}, fcfs {use[FCFS][most]:.1%} at {most}",
         use[FEATHER][most] >= 0.95 * use[FCFS][most],
         "agrees if no more than 5 % below it. It is above, as throughput is",
     )
-    section.says(
+    table.says(
         "SGLang's FCFS maintains relatively low utilization because it operates with consistently small batch sizes",
         f"{use['sglang_fcfs'][most]:.1%} with batches of {batch['sglang_fcfs'][most]:.0f}, fcfs "
         f"{use[FCFS][most]:.1%} with {batch[FCFS][most]:.0f}",
         use["sglang_fcfs"][most] < 0.9 * use[FCFS][most],
         f"at {most}; agrees if by a tenth",
     )
-    section.says(
+    table.says(
         "This is mainly due to CPU-side stalls between GPU executions, during which the GPU stays idle, "
         "effectively reducing overall utilization",
         ", ".join(f"{each} {use[each][most]:.1%}, {_of(runs, each, 'stalled')[most]:.0%} waited" for each in slow),
         all(use[each][most] < 0.95 * use[FCFS][most] for each in slow),
         f"at {most}; agrees if by 5 % below fcfs ({use[FCFS][most]:.1%})",
     )
-    return table.result("FEATHER Fig. 5.15: compute units", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.15: compute units", STALLED_NOTES)
 
-
-# -- Fig. 5.16
 
 TREE_PREFIXES = (1_000, 5_000, 10_000)
 TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
@@ -272,40 +249,37 @@ TREES = {"chunked hash tree": FEATHER, "radix tree": RADIX}
 
 @figure("feather-fig5.16", PAPER, "§5.4.1, Fig. 5.16", "chunked hash or radix tree", measures=True)
 def fig5_16(given: FigureInputs) -> Result:
-    runs: dict[tuple[str, str], FeatherServed] = {}
+    runs: Runs = {}
     for tokens in TREE_PREFIXES:
         costs: Mapping[str, SchedulingCost] = waits([*TREES.values()], tokens, given.tell, given.clock)
         for name, policy in TREES.items():
             server = FeatherServer(FEATHER, scheduling=costs[policy])
             runs[f"{tokens:,}", name] = served(FeatherLoad(prefix_tokens=tokens), server, given.tell)
-    table = table_of("prefix", runs, ("tokens_s", "tbt_ms", "stalled"))
+    table = Sweep(given, "prefix", runs, stalled("tokens_s", "tbt_ms", "stalled"))
     hashed, radix = TREES
     at = [f"{tokens:,}" for tokens in TREE_PREFIXES]
     rate = {each: runs[each, radix].tokens_s / runs[each, hashed].tokens_s for each in at}
     tbt = {each: runs[each, radix].tbt_s / runs[each, hashed].tbt_s for each in at}
-    stalled = {name: {each: runs[each, name].stalled for each in at} for name in TREES}
+    waited = {name: {each: runs[each, name].stalled for each in at} for name in TREES}
     why = (
         "by construction the same policy in both; what differs is the wait before steps: of the radix tree for "
         "matching all that wait anew, token by token, as `lpm` does (in Table 3.1 the paper's radix tree takes 1.35 "
         "times what LPM takes), before each step. The line is long for part of a run only"
     )
-    section = table.section("§5.4.1")
-    section.says(
+    table.finds(
         "Across all prefix lengths, the radix tree yields much lower throughput",
-        told(rate),
-        max(rate.values()) < 0.8,
+        every(rate, lambda ratio: ratio < 0.8),
         f"radix tree over chunked hash tree; agrees if by a fifth everywhere; {why}",
     )
-    section.says(
+    table.finds(
         "This appears as higher TBT, indicating GPU idle time due to scheduling delays",
-        told(tbt),
-        min(tbt.values()) > 1.02,
+        every(tbt, lambda ratio: ratio > 1.02),
         "radix tree over chunked hash tree; agrees if by 2 % everywhere",
     )
-    section.says(
+    table.says(
         "CHT avoids this by reducing scheduling overhead, enabling higher GPU utilization and throughput",
-        f"{told(stalled[hashed], '.1%')} of the time is waited, with the radix tree {told(stalled[radix], '.1%')}",
-        all(stalled[hashed][each] < stalled[radix][each] / 2 for each in at),
+        f"{told(waited[hashed], '.1%')} of the time is waited, with the radix tree {told(waited[radix], '.1%')}",
+        all(waited[hashed][each] < waited[radix][each] / 2 for each in at),
         "agrees if less than half of it everywhere",
     )
-    return table.result("FEATHER Fig. 5.16: trees", drawn(table), NOTES)
+    return table.drawn("FEATHER Fig. 5.16: trees", STALLED_NOTES)

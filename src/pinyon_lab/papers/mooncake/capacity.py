@@ -6,29 +6,11 @@ Fig. 15 has the split into prefill and decode nodes (§5.5).
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import (
-    basis,
-    cell,
-    close,
-    column,
-    near,
-    number,
-    points,
-    shown,
-    up_to,
-)
-from pinyon_lab.figures.serving import (
-    MIXED,
-    MODEL_NOTE,
-    TestbedSystem,
-    arrivals_of,
-    effective,
-    mean_ttft_s,
-    reused,
-    split,
-)
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, RowList, Table, columns, figure
+from pinyon_lab.figures.rows import close, near, up_to
+from pinyon_lab.figures.serving import MIXED, MODEL_NOTE, TestbedSystem, arrivals_of, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER
 from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster_settings import StepRule
@@ -42,7 +24,7 @@ RATES = (1.0, 1.5, 2.0)
 """Our choice, in multiples of the trace's rate: "The maximum throughput that remains within the defined SLO thresholds"
 needs a load."""
 SERVED = 0.9
-"""Our choice: Mooncake serves a load if this share of its requests is effective."""
+"""Our choice: Mooncake serves a load if this share of its requests is effective at the middle threshold."""
 
 
 def _mooncake(prefills: int, name: str = "") -> TestbedSystem:
@@ -65,6 +47,7 @@ SHORT = ["8P+8D", "10P+6D", "vLLM", "prefix", "chunked"]
 def _capacity(given: FigureInputs, name: str) -> Result:
     (workload,) = given.workloads
     table = Table(
+        given,
         *columns(system="system", rate=("rate", ".1f")),
         *(Column(f"at_{tbt_s}", f"{1000 * tbt_s:.0f} ms", ".1%", Basis.MODELLED) for tbt_s in TBTS_S),
         *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), reused=("reused", ".1%")),
@@ -73,14 +56,14 @@ def _capacity(given: FigureInputs, name: str) -> Result:
         arrivals = arrivals_of(workload, times)
         for system in (*MOONCAKE, *BASELINES):
             outcomes = system.serve(workload, arrivals, given.tell)
-            shares = (effective(outcomes, TTFT_S, tbt_s) for tbt_s in TBTS_S)
+            shares = (outcomes.effective(TTFT_S, tbt_s) for tbt_s in TBTS_S)
             slow = sum(each.tbt_s > TBTS_S[-1] for each in outcomes) / len(outcomes)
-            both = mean_ttft_s(outcomes), reused(outcomes)
-            table.add(system.name, times, *shares, *both, slow=slow, basis=basis(workload))
+            both = outcomes.mean_ttft_s(), outcomes.reused()
+            table.add(system.name, times, *shares, *both, slow=slow, basis=workload.basis)
     rows = table.rows
     panels = []
     for times in RATES:
-        values = {f"TBT {1000 * tbt_s:.0f} ms": column(rows, f"at_{tbt_s}", rate=times) for tbt_s in TBTS_S}
+        values = {f"TBT {1000 * tbt_s:.0f} ms": rows.column(f"at_{tbt_s}", rate=times) for tbt_s in TBTS_S}
         panels.append(Bars(f"{times:g} times the trace's rate", "effective requests", SHORT, values))
     notes = [
         "Effective: TTFT within 30 s, and TBT (the mean of a request's longest tenth of intervals, §5.1) within the "
@@ -89,27 +72,22 @@ def _capacity(given: FigureInputs, name: str) -> Result:
         "requests go to the least loaded node. Chunked prefill has steps of 512 tokens, vLLM 0.5.1's default.",
         MODEL_NOTE,
     ]
-    for rate in dict.fromkeys((RATES[0], _load(rows))):
+    served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
+    for rate in dict.fromkeys((RATES[0], max(served, default=RATES[0]))):
         CLAIMS[name](table, rate)
-    return table.result(f"{PAPER}: {shown(workload)}", panels, notes)
+    return table.result(f"{PAPER}: {workload.shown}", panels, notes)
 
 
-def _best(rows: Rows, tbt_s: float, rate: float) -> float:
+def _best(rows: RowList, tbt_s: float, rate: float) -> Any:
     """Returns the share of effective requests of the better of Mooncake's two splits."""
     return max(_at(rows, system, tbt_s, rate) for system in MOONCAKE)
 
 
-def _at(rows: Rows, system: TestbedSystem, tbt_s: float, rate: float) -> float:
-    return cell(rows, f"at_{tbt_s}", system=system.name, rate=rate)
+def _at(rows: RowList, system: TestbedSystem, tbt_s: float, rate: float) -> Any:
+    return rows.cell(f"at_{tbt_s}", system=system.name, rate=rate)
 
 
-def _load(rows: Rows) -> float:
-    """Returns the highest of ``RATES`` that Mooncake serves at the middle threshold, or else the lowest."""
-    served = [rate for rate in RATES if _best(rows, TBTS_S[1], rate) >= SERVED]
-    return max(served, default=RATES[0])
-
-
-def _gain(rows: Rows, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
+def _gain(rows: RowList, baseline: TestbedSystem, tbt_s: float, rate: float) -> float:
     """Returns how many more effective requests Mooncake has than the baseline, as a share of the baseline's."""
     theirs = _at(rows, baseline, tbt_s, rate)
     return _best(rows, tbt_s, rate) / theirs - 1 if theirs else float("inf")
@@ -124,14 +102,15 @@ def _where(rate: float) -> str:
 def _of_conversation(table: Table, rate: float) -> None:
     gains = [_gain(table.rows, each, tbt_s, rate) for each in BASELINES for tbt_s in TBTS_S]
     over_vllm = [_gain(table.rows, VLLM, tbt_s, rate) for tbt_s in TBTS_S]
-    table.section("Abstract").says(
+    table.says(
         "MOONCAKE increases the effective request capacity by 59%~498% when compared to baseline methods",
         f"{min(gains):.0%} to {max(gains):.0%}",
         close(max(gains), 4.98) and close(min(gains), 0.59),
         f"the least and the most of three baselines and three thresholds, {_where(rate)}",
         printed="59% to 498%",
+        section="Abstract",
     )
-    table.section("§5.2.2").says(
+    table.says(
         "Compared to vLLM, MOONCAKE achieves a very significant increase in effective request capacity",
         up_to(over_vllm, ".0%"),
         min(over_vllm) > 0.5,
@@ -144,39 +123,39 @@ def _of_toolagent(table: Table, rate: float) -> None:
     worse = [
         _at(table.rows, VLLM_PREFIX, 0.2, rate) - _at(table.rows, each, 0.2, rate) for each in (VLLM, VLLM_CHUNKED)
     ]
-    section = table.section("§5.2.2", Basis.CONSTRUCTION)
-    section.finds(
+    table.finds(
         "enhances effective caching capacity by 42% compared to vLLM with prefix caching under the 200 ms threshold",
         near(gain, 0.42, "{:.0%}"),
         f"{_where(rate)}; the trace is generated, and the node modelled",
+        basis=Basis.CONSTRUCTION,
     )
-    section.says(
+    table.says(
         "vLLM and vLLM with chunked prefill experience more severe disruptions in decoding due to longer prefill "
         "processing times, resulting in a lower effective caching capacity than vLLM with prefix caching",
         ", ".join(f"{each:+.1%}" for each in worse),
         min(worse) > 0,
         f"points that prefix caching is ahead of vLLM, and of vLLM with chunked prefill, at 200 ms, {_where(rate)}",
+        basis=Basis.CONSTRUCTION,
     )
 
 
 def _of_synthetic(table: Table, rate: float) -> None:
     gain = _gain(table.rows, VLLM, 0.2, rate)
-    mooncake, slow = _best(table.rows, 0.1, rate), cell(table.rows, "slow", system=VLLM.name, rate=rate)
+    mooncake, slow = _best(table.rows, 0.1, rate), table.rows.cell("slow", system=VLLM.name, rate=rate)
     others = [abs(_at(table.rows, VLLM, 0.2, rate) - _at(table.rows, each, 0.2, rate)) for each in BASELINES[1:]]
-    section = table.section("§5.2.2")
-    section.finds(
+    table.finds(
         "Compared to vLLM, MOONCAKE increases effective request capacity by 40% under the 200 ms threshold",
         near(gain, 0.4, "{:.0%}"),
         _where(rate),
     )
-    section.says(
+    table.says(
         "most requests processed by MOONCAKE maintain a TBT within 100 ms",
         f"{mooncake:.1%}",
         mooncake > 0.5,
         f"effective, {_where(rate)}",
     )
-    section.finds("about 20% of requests handled by vLLM exceed 300 ms", near(slow, 0.2, "{:.1%}", "20%"), _where(rate))
-    section.says(
+    table.finds("about 20% of requests handled by vLLM exceed 300 ms", near(slow, 0.2, "{:.1%}", "20%"), _where(rate))
+    table.says(
         "The performance of systems with prefix caching and chunked prefill is similar to vLLM",
         ", ".join(f"{each:.1%}" for each in others),
         max(others) < 0.1,
@@ -197,8 +176,6 @@ fig6 = _figure("mooncake-fig6", "§5.2.2, Fig. 6", "toolagent")
 fig7 = _figure("mooncake-fig7", "§5.2.2, Fig. 7", "synthetic")
 
 
-# -- Fig. 15
-
 RATIO_TTFT_S, RATIO_TBT_S = 10.0, 0.1
 """The thresholds for TTFT and TBT (§5.5)."""
 PREFILLS = (4, 6, 7, 8, 9, 10, 12)
@@ -209,6 +186,7 @@ def fig15(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     arrivals = arrivals_of(workload)
     table = Table(
+        given,
         Column("ratio", "nodes"),
         *columns(Basis.MODELLED, effective=("effective", ".1%"), ttft_s=("mean TTFT", ".2f")),
         *columns(Basis.MODELLED, tbt_ms=("mean TBT, ms", ".2f")),
@@ -217,20 +195,19 @@ def fig15(given: FigureInputs) -> Result:
         system = _mooncake(prefills)
         outcomes = system.serve(workload, arrivals, given.tell)
         tbts = [each.tbt_s for each in outcomes]
-        values = effective(outcomes, RATIO_TTFT_S, RATIO_TBT_S), mean_ttft_s(outcomes), 1000 * sum(tbts) / len(tbts)
-        table.add(system.name, *values, prefills=prefills, basis=basis(workload))
+        values = outcomes.effective(RATIO_TTFT_S, RATIO_TBT_S), outcomes.mean_ttft_s(), 1000 * sum(tbts) / len(tbts)
+        table.add(system.name, *values, prefills=prefills, basis=workload.basis)
     rows = table.rows
-    best = max(rows, key=lambda row: number(row, "effective"))
-    ttfts, tbts = (column(rows, key) for key in ("ttft_s", "tbt_ms"))
-    section = table.section("§5.5")
-    section.says(
+    best = max(rows, key=lambda row: row["effective"])
+    ttfts, tbts = (rows.column(key) for key in ("ttft_s", "tbt_ms"))
+    table.says(
         "when the P/D ratio is approximately 1:1, MOONCAKE achieves its highest effective request capacity",
         str(best["ratio"]),
-        abs(number(best, "prefills") - 8) <= 1,
+        abs(best["prefills"] - 8) <= 1,
         "the best of the ratios tried; one node to either side of eight counts as approximately",
         printed="1:1",
     )
-    section.says(
+    table.says(
         "Increasing the number of prefill nodes reduces TTFT but increases TBT, and vice versa",
         f"TTFT {ttfts[0]:.2f} s to {ttfts[-1]:.2f} s, TBT {tbts[0]:.2f} ms to {tbts[-1]:.2f} ms",
         ttfts[-1] < ttfts[0] and tbts[-1] > tbts[0],
@@ -241,15 +218,15 @@ def fig15(given: FigureInputs) -> Result:
             "Effective requests",
             "TTFT within 10 s, TBT within 100 ms",
             [str(row["ratio"]) for row in rows],
-            {"effective": column(rows, "effective")},
+            {"effective": rows.column("effective")},
         ),
         Courses(
             "Latency",
             "nodes for prompts, of 16",
             "mean TTFT in s, mean TBT in 10 ms",
             [
-                Course("TTFT, s", points(rows, "prefills", "ttft_s")),
-                Course("TBT, 10 ms", [(nodes, tbt_ms / 10) for nodes, tbt_ms in points(rows, "prefills", "tbt_ms")]),
+                Course("TTFT, s", rows.points("prefills", "ttft_s")),
+                Course("TBT, 10 ms", [(nodes, tbt_ms / 10) for nodes, tbt_ms in rows.points("prefills", "tbt_ms")]),
             ],
             form=".1f",
         ),

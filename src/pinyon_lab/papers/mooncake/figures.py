@@ -12,8 +12,8 @@ from pinyon_lab.caches.cache import endless_hits
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.pool_replay import PoolSize, pool
 from pinyon_lab.caches.replay import replayed
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Section, Table, Value, columns, figure
-from pinyon_lab.figures.rows import bars, basis, cells, claimed, close, column, near, number, share, shown, those
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
+from pinyon_lab.figures.rows import bars, claimed, close, near, share
 from pinyon_lab.figures.workload import Workload, together
 from pinyon_lab.pictures import Bars, Course, Courses, Mark
 
@@ -77,6 +77,7 @@ def _hit_ratio(curve: LruCurve, block_tokens: int, tokens: float) -> float:
 @figure("mooncake-fig9", PAPER, "§5.3.1, Fig. 9", "hit ratio over cache capacity", *TRACES)
 def fig9(given: FigureInputs) -> Result:
     table = Table(
+        given,
         Column("workload", "workload"),
         *(Column(f"at_{millions}m", f"{millions}M", ".1%", Basis.MEASURED) for millions in CAPACITIES_M),
         *columns(Basis.MEASURED, ideal=("ideal", ".1%"), node_of_ideal=("3M/ideal", ".1%")),
@@ -91,11 +92,11 @@ def fig9(given: FigureInputs) -> Result:
         by_capacity = (ratio(millions * M) for millions in CAPACITIES_M)
         of_ideal = (share(ratio(tokens), ideal) for tokens in (NODE_TOKENS, NEARLY_ALL_TOKENS))
         unique_m = curve.unique_blocks * workload.block_tokens / M
-        table.add(workload.name, *by_capacity, ideal, *of_ideal, unique_tokens_m=unique_m, basis=basis(workload))
+        table.add(workload.name, *by_capacity, ideal, *of_ideal, unique_tokens_m=unique_m, basis=workload.basis)
         low, high = CAPACITIES_M[0] * M / 2, CAPACITIES_M[-1] * M
         steps = [low * (high / low) ** (step / CURVE_POINTS) for step in range(CURVE_POINTS + 1)]
         courses.append(
-            Course(shown(workload), [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
+            Course(workload.shown, [(tokens, ratio(tokens)) for tokens in steps], dashed="+" in workload.name)
         )
     panel = Courses(
         "Hit ratio of LRU by capacity",
@@ -105,17 +106,11 @@ def fig9(given: FigureInputs) -> Result:
         (Mark("3M: one node", NODE_TOKENS), Mark("50M", NEARLY_ALL_TOKENS)),
     )
     notes = [COMBINED_NOTE, *_notes(given.workloads)]
-    _fig9_claims(table)
-    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
-
-
-def _fig9_claims(table: Table) -> None:
-    below = [row["workload"] for row in table.rows if number(row, "node_of_ideal") < 0.5]
-    least = min(table.rows, key=lambda row: number(row, "nearly_of_ideal"))
-    nearly = number(least, "nearly_of_ideal")
+    below = [row["workload"] for row in table.rows if row["node_of_ideal"] < 0.5]
+    least = min(table.rows, key=lambda row: row["nearly_of_ideal"])
+    nearly = least["nearly_of_ideal"]
     nodes = math.ceil(NEARLY_ALL_TOKENS / NODE_TOKENS)
-    section = table.section("§5.3.1")
-    section.says(
+    table.says(
         "a local cache with a 3M token capacity does not achieve 50% of the theoretical maximum hit rate in most "
         "scenarios",
         f"< 50% in {len(below)} of {len(table.rows)}",
@@ -124,20 +119,21 @@ def _fig9_claims(table: Table) -> None:
         printed="< 50%",
         basis=claimed(*table.rows),
     )
-    section.says(
+    table.says(
         "a cache capacity of 50M tokens nearly reaches the theoretical maximum hit rate of 100%",
         f"{nearly:.1%} at least",
         nearly >= NEARLY,
         f'the least is {least["workload"]}; "nearly" taken as {NEARLY:.0%}',
         basis=claimed(*table.rows),
     )
-    section.says(
+    table.says(
         "require to pool at least 20 nodes' DRAM",
         nodes,
         False,
         f"50M tokens in nodes of 3M are {nodes} nodes; what the paper adds is not stated",
         printed=20,
     )
+    return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
 
 
 # -- Fig. 10
@@ -166,6 +162,7 @@ def prefill_flops(tokens: int, prefix: int) -> float:
 @figure("mooncake-fig10", PAPER, "§5.3.2, Fig. 10", "global and local caches, 10 nodes of 3M tokens", *TRACES)
 def fig10(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", setup="caches"),
         *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), global_to_this=("global is", ".2f")),
         *columns(Basis.MODELLED, prefill=("FLOP", ".1%"), saved=("saved", ".1%")),
@@ -186,14 +183,15 @@ def fig10(given: FigureInputs) -> Result:
             )
             ratio, prefill = share(sum(hits), blocks), share(computed, whole)
             copies = share(seen.get("duplicate_blocks", 0), seen["resident_blocks"])
-            busiest = _busiest(seen["per_node"], blocks)
-            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=basis(workload))
+            of_nodes = [node["blocks"] for node in seen["per_node"] if "blocks" in node]
+            busiest = share(max(of_nodes), blocks) if of_nodes else None
+            table.add(workload.name, label, ratio, None, prefill, None, busiest, copies, basis=workload.basis)
     rows = table.rows
     found = {(row["workload"], row["setup"]): row for row in rows}
     for row in rows:
         ours = found[row["workload"], GLOBAL]
-        row["global_to_this"] = share(number(ours, "hit_ratio"), number(row, "hit_ratio"))
-        row["saved"] = 1 - share(number(ours, "prefill"), number(row, "prefill"))
+        row["global_to_this"] = share(ours["hit_ratio"], row["hit_ratio"])
+        row["saved"] = 1 - share(ours["prefill"], row["prefill"])
     notes = [
         "Service takes no time; what is generated is not cached. Local hits are counted on the node that a request "
         "runs on, global ones anywhere. FLOP: of all prefills, as a share of what they were without reuse (Eq. 1 and "
@@ -203,40 +201,30 @@ def fig10(given: FigureInputs) -> Result:
         "anywhere, load alone decides; ours, to show what hangs on it.",
         *_notes(given.workloads),
     ]
-    names = {workload.name: shown(workload) for workload in given.workloads}
-    hit_ratios, prefills = (cells(rows, "workload", "setup", key) for key in ("hit_ratio", "prefill"))
+    hit_ratios, prefills = (rows.cells("workload", "setup", key) for key in ("hit_ratio", "prefill"))
     panels = [
-        bars("Hit ratio", "blocks that hit", hit_ratios, group=names.__getitem__),
-        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=names.__getitem__),
+        bars("Hit ratio", "blocks that hit", hit_ratios, group=given.shown),
+        bars("Prefill computation (modelled: Eq. 1)", "of that without reuse", prefills, group=given.shown),
     ]
-    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
-    _fig10_claims(table)
-    return table.result(title, panels, notes)
-
-
-def _busiest(per_node: Sequence[Mapping[str, int]], blocks: int) -> Value:
-    asked = [node["blocks"] for node in per_node if "blocks" in node]
-    return share(max(asked), blocks) if asked else None
-
-
-def _fig10_claims(table: Table) -> None:
-    local = those(table.rows, setup=LOCAL)
-    most = max(local, key=lambda row: number(row, "global_to_this"))
-    saved = max(local, key=lambda row: number(row, "saved"))
-    higher = [row["workload"] for row in local if number(row, "global_to_this") > 1]
+    local = table.rows.those(setup=LOCAL)
+    most = max(local, key=lambda row: row["global_to_this"])
+    saved = max(local, key=lambda row: row["saved"])
+    higher = [row["workload"] for row in local if row["global_to_this"] > 1]
     same = [str(row["workload"]) for row in local if row["workload"] not in higher]
-    section = table.section("§5.3.2")
-    table.section("§5.3.2 (§1: 2.36× higher)").says(
+    held_locally = [row for row in rows.those(workload=most["workload"]) if row["setup"].startswith("local")]
+    by_router = ", ".join(f"{row['global_to_this']:.2f} ({row['setup']})" for row in held_locally)
+    table.says(
         "the global cache exhibits a maximum increase of 136% in cache hit rate",
-        round(number(most, "global_to_this"), 2),
-        close(number(most, "global_to_this"), 2.36) and number(most, "busiest") < 0.5,
-        f"on {most['workload']}, where cache affinity asks one node for {number(most, 'busiest'):.0%} of all "
+        round(most["global_to_this"], 2),
+        close(most["global_to_this"], 2.36) and most["busiest"] < 0.5,
+        f"on {most['workload']}, where cache affinity asks one node for {most['busiest']:.0%} of all "
         "blocks: most requests have their longest run there. A scheduler that weighs load sends them elsewhere; "
-        "how the paper's does is not stated here, and all hangs on it: " + _by_router(table.rows, most["workload"]),
+        "how the paper's does is not stated here, and all hangs on it: " + by_router,
         printed=2.36,
         basis=claimed(most),
+        section="§5.3.2 (§1: 2.36× higher)",
     )
-    section.says(
+    table.says(
         "the global cache achieves higher cache hit rates ... across all tested workloads",
         f"higher on {len(higher)} of {len(local)}",
         not same,
@@ -245,22 +233,14 @@ def _fig10_claims(table: Table) -> None:
         else "",
         basis=claimed(*local),
     )
-    section.finds(
+    table.finds(
         "a reduction of up to 48% in prefill computation time",
-        near(number(saved, "saved"), 0.48, "{:.1%}", "48%"),
+        near(saved["saved"], 0.48, "{:.1%}", "48%"),
         f"on {saved['workload']}, from cache affinity; ours is FLOP by Eq. 1, without machine, queue or fetch",
     )
+    title = "Mooncake Fig. 10: 10 nodes of 3M tokens, global and local caches"
+    return table.result(title, panels, notes)
 
-
-def _by_router(rows: Rows, workload: Value) -> str:
-    return ", ".join(
-        f"{number(row, 'global_to_this'):.2f} ({row['setup']})"
-        for row in rows
-        if row["workload"] == workload and str(row["setup"]).startswith("local")
-    )
-
-
-# -- Table 2
 
 PRINTED: Mapping[str, Mapping[str, float]] = {
     "conversation": {"requests": 12_031, "input": 12_035, "output": 343, "ratio": 0.40},
@@ -277,9 +257,12 @@ BY_TOKENS, BY_BLOCKS, BY_REQUEST = "of all tokens", "of all blocks", "mean over 
 @figure("mooncake-table2", PAPER, "§5.2.1, Table 2", "requests, lengths and cache ratio", *TRACES)
 def table2(given: FigureInputs) -> Result:
     table = Table(
+        given,
         Column("workload", "workload"),
         *columns(Basis.MEASURED, requests=("requests", ","), input=("input", ",.1f"), output=("output", ",.1f")),
         *(Column(key, key, ".1%", Basis.MEASURED) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)),
+        section="Table 2",
+        basis=Basis.MEASURED,
     )
     for workload in given.workloads:
         given.tell(f"an endless cache: {workload.name}")
@@ -290,7 +273,7 @@ def table2(given: FigureInputs) -> Result:
         ratio = sum(n / max(1, row.input_tokens) for row, n in zip(rows, cached, strict=True)) / count
         lengths = tokens / count, sum(row.output_tokens for row in rows) / count
         ratios = sum(cached) / max(1, tokens), sum(hits) / max(1, blocks), ratio
-        table.add(workload.name, count, *lengths, *ratios, basis=basis(workload))
+        table.add(workload.name, count, *lengths, *ratios, basis=workload.basis)
     notes = [
         "Cached: the longest leading run of blocks that earlier requests had, in a cache that forgets nothing. How the "
         "paper counts its ratio is not stated: here are three ways.",
@@ -299,31 +282,25 @@ def table2(given: FigureInputs) -> Result:
     ]
     named = [f"{row['workload']} ({row['basis']})" for row in table.rows]
     bars: dict[str, Sequence[float | None]] = {
-        key: column(table.rows, key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
+        key: table.rows.column(key) for key in (BY_TOKENS, BY_BLOCKS, BY_REQUEST)
     }
     bars["the paper"] = [PRINTED[each.name]["ratio"] for each in given.workloads]
     panel = Bars("Endless cache", "cached", named, bars, ".1%")
-    _claims(table.section("Table 2", Basis.MEASURED), table.rows)
-    return table.result("Mooncake Table 2: cache ratio", [panel], notes)
-
-
-def _claims(section: Section, all_rows: Rows) -> None:
-    """Adds the claims of Table 2 about published traces only: a generated trace has what was put into it."""
-    rows = {str(row["workload"]): row for row in all_rows if row["basis"] == Basis.MEASURED}
+    published = {str(row["workload"]): row for row in table.rows if row["basis"] == Basis.MEASURED}
 
     def claim(said: str, key: str, form: str, close: float, why: str = "", ours: str = "") -> None:
-        values = {name: number(row, ours or key) for name, row in rows.items()}
-        section.says(
+        values = {name: row[ours or key] for name, row in published.items()}
+        table.says(
             said,
             ", ".join(f"{name} {value:{form}}" for name, value in values.items()),
             all(abs(value - PRINTED[name][key]) <= close for name, value in values.items()),
             why,
-            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in rows),
+            printed=", ".join(f"{name} {PRINTED[name][key]:{form.replace('.1', '.0')}}" for name in published),
         )
 
     others = "; ".join(
-        f"{name} {number(row, BY_BLOCKS):.1%} {BY_BLOCKS}, {number(row, BY_REQUEST):.1%} as {BY_REQUEST}"
-        for name, row in rows.items()
+        f"{name} {row[BY_BLOCKS]:.1%} {BY_BLOCKS}, {row[BY_REQUEST]:.1%} as {BY_REQUEST}"
+        for name, row in published.items()
     )
     claim("Num Requests 12031 23608 3993", "requests", ",.0f", 0)
     claim("Avg Input Len 12035 8596 15325", "input", ",.1f", LENGTH_CLOSE, "a trace's mean, of whole prompts")
@@ -336,3 +313,4 @@ def _claims(section: Section, all_rows: Rows) -> None:
         f"{BY_TOKENS}; {others}. Where a request's hits end inside a block of 512, up to 511 tokens are not seen",
         BY_TOKENS,
     )
+    return table.result("Mooncake Table 2: cache ratio", [panel], notes)

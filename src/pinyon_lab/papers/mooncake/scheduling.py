@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import (
-    bars,
-    basis,
-    by,
-    cells,
-    close,
-    column,
-    shown,
-    those,
-    up_to,
-)
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    TestbedSystem,
-    arrivals_of,
-    mean_ttft_s,
-    reused,
-    split,
-)
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
+from pinyon_lab.figures.rows import bars, close, up_to
+from pinyon_lab.figures.serving import MODEL_NOTE, TestbedSystem, arrivals_of, split
 from pinyon_lab.papers.mooncake.capacity import BASELINES, MOONCAKE
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
@@ -37,8 +20,6 @@ from pinyon_lab.simulator.cluster import SimCluster
 HALF = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
 """Each instance caches in its own DRAM; other instances fetch from it when the scheduler says so."""
-
-# -- Fig. 5
 
 SCHEDULERS = (
     ("random", "random", "random"),
@@ -55,6 +36,7 @@ SCHEDULED_RATES = (1.0, 1.5)
 def fig5(given: FigureInputs) -> Result:
     (workload,) = given.workloads
     table = Table(
+        given,
         *columns(scheduler="scheduler", rate=("rate", ".1f")),
         *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), p90_s=("P90", ".2f"), p99_s=("P99", ".2f")),
         *columns(Basis.MODELLED, reused=("reused", ".1%")),
@@ -65,12 +47,30 @@ def fig5(given: FigureInputs) -> Result:
             outcomes = TestbedSystem(label, split(HALF), policy, LOCAL).serve(workload, arrivals, given.tell)
             ttfts = sorted(each.ttft_s for each in outcomes if each.ttft_s >= 0)
             latest = ttfts[9 * len(ttfts) // 10], ttfts[99 * len(ttfts) // 100]
-            values = mean_ttft_s(outcomes), *latest, reused(outcomes)
-            table.add(label, times, *values, meant=meant, basis=basis(workload))
-    by_rate = {times: those(table.rows, rate=times) for times in SCHEDULED_RATES}
+            values = outcomes.mean_ttft_s(), *latest, outcomes.reused()
+            table.add(label, times, *values, meant=meant, basis=workload.basis)
+    by_rate = {times: table.rows.those(rate=times) for times in SCHEDULED_RATES}
     for times, rows in by_rate.items():
-        _fig5_claims(table, rows, times)
-    ttft_s = {f"{times:g} times": column(rows, "ttft_s") for times, rows in by_rate.items()}
+        ttft = rows.by("scheduler", "ttft_s")
+        literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
+        sooner = ttft["the same, fetching only if that is sooner"]
+        aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
+        where = f"at {times:g} times the trace's rate"
+        table.says(
+            "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
+            "cache-aware algorithm",
+            f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
+            close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
+            where,
+            printed="14%",
+        )
+        table.says(
+            "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
+            f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
+            max(aware) < min(blind),
+            where,
+        )
+    ttft_s = {f"{times:g} times": rows.column("ttft_s") for times, rows in by_rate.items()}
     short = ("random", "load", "local", "Alg. 1", "sooner", "adapted")
     notes = [
         "Of the 16 nodes half are for prompts: which share the paper's had is not stated. Each instance caches in its "
@@ -81,31 +81,6 @@ def fig5(given: FigureInputs) -> Result:
     panel = Bars("Mean TTFT", "seconds", short, ttft_s, ".1f")
     return table.result("Mooncake Fig. 5: schedulers", [panel], notes)
 
-
-def _fig5_claims(table: Table, rows: Rows, times: float) -> None:
-    ttft = by(rows, "scheduler", "ttft_s")
-    literal, local = ttft["global cache-aware, Algorithm 1"], ttft["local cache-aware"]
-    sooner = ttft["the same, fetching only if that is sooner"]
-    aware, blind = (local, literal, sooner), (ttft["random"], ttft["load balancing"])
-    where = f"at {times:g} times the trace's rate"
-    section = table.section("§4.2")
-    section.says(
-        "the global cache-aware algorithm reduces the average TTFT by an additional 14% compared to the local "
-        "cache-aware algorithm",
-        f"{1 - literal / local:.0%} by Algorithm 1, {1 - sooner / local:.0%} fetching only if that is sooner",
-        close(1 - sooner / local, 0.14) or close(1 - literal / local, 0.14),
-        where,
-        printed="14%",
-    )
-    section.says(
-        "our KVCache-centric scheduling algorithms outperform random and load-balancing scheduling",
-        f"mean TTFT {up_to(aware, '.2f')} s against {up_to(blind, '.2f')} s",
-        max(aware) < min(blind),
-        where,
-    )
-
-
-# -- Fig. 8
 
 REDUCED = {"conversation": 0.36, "toolagent": 0.53, "synthetic": 0.64}
 """The printed reductions against vLLM (§5.2.3)."""
@@ -118,6 +93,7 @@ HIGHER = {
 @figure("mooncake-fig8", PAPER, "§5.2.3, Fig. 8", "GPU time of prompts", *TRACES)
 def fig8(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", system="system"),
         *columns(Basis.MODELLED, prefill_s=("GPU time, s", ".2f"), to_mooncake=("to Mooncake", ".2f")),
         *columns(Basis.MODELLED, reused=("reused", ".1%")),
@@ -131,24 +107,18 @@ def fig8(given: FigureInputs) -> Result:
             prefill_s = sum(each.prefill_s for each in outcomes) / len(outcomes)
             mooncake_s = mooncake_s or prefill_s
             ratio = prefill_s / mooncake_s
-            table.add(workload.name, system.name, prefill_s, ratio, reused(outcomes), basis=basis(workload))
-    names = {workload.name: shown(workload) for workload in given.workloads}
-    seconds = cells(table.rows, "workload", "system", "prefill_s")
-    panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=names.__getitem__)
+            table.add(workload.name, system.name, prefill_s, ratio, outcomes.reused(), basis=workload.basis)
+    seconds = table.rows.cells("workload", "system", "prefill_s")
+    panel = bars("GPU time of a prompt", "seconds", seconds, ".2f", group=given.shown)
     notes = [
         "GPU time of a request: the steps with chunks of its prompt, of which prompts of one step have their share by "
         "tokens; what is decoded beside them counts as well. At each trace's own rate.",
         MODEL_NOTE,
     ]
-    _fig8_claims(table, [*names])
-    return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
-
-
-def _fig8_claims(table: Table, names: Sequence[str]) -> None:
-    section = table.section("§5.2.3")
+    names = [workload.name for workload in given.workloads]
 
     def compared(said: str, printed: Mapping[str, float], ours: Mapping[str, float], form: str, why: str) -> None:
-        section.says(
+        table.says(
             said,
             ", ".join(f"{name} {ours[name]:{form}}" for name in names),
             all(close(ours[name], printed[name]) for name in names),
@@ -156,7 +126,7 @@ def _fig8_claims(table: Table, names: Sequence[str]) -> None:
             printed=", ".join(f"{name} {printed[name]:{form}}" for name in names),
         )
 
-    vllm, prefix, chunked = (by(table.rows, "workload", "to_mooncake", system=each.name) for each in BASELINES)
+    vllm, prefix, chunked = (table.rows.by("workload", "to_mooncake", system=each.name) for each in BASELINES)
     saved = {name: 1 - 1 / ratio for name, ratio in vllm.items()}
     compared(
         "achieving reductions of 36%, 53%, and 64% for conversation, tool&agent, and synthetic workloads",
@@ -179,20 +149,21 @@ def _fig8_claims(table: Table, names: Sequence[str]) -> None:
         ".2f",
         "vLLM with chunked prefill: here a chunk loses nothing but the weights that are read again",
     )
-    section.says(
+    table.says(
         "vLLM with chunked prefill sacrifices some prefill efficiency to maintain lower TBT during the decoding "
         "stage, resulting in the longest prefill GPU times",
         ", ".join(f"{name} {chunked[name]:.2f} against vLLM's {vllm[name]:.2f}" for name in names),
         all(chunked[name] > max(vllm[name], prefix[name]) for name in names),
         "times Mooncake's",
     )
-    section.says(
+    table.says(
         "in the synthetic workload, where cache hotspots are more dispersed, the prefill GPU time of vLLM with "
         "prefix caching is nearly equivalent to vLLM",
         f"{prefix['synthetic']:.2f} against {vllm['synthetic']:.2f} times Mooncake's",
         prefix["synthetic"] > 0.9 * vllm["synthetic"],
         "a tenth less at most counts as nearly",
     )
+    return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
 
 
 # -- Fig. 11
@@ -222,6 +193,7 @@ def _replicas(cluster: SimCluster, until_s: float) -> list[tuple[float, Counter[
 @figure("mooncake-fig11", PAPER, "§5.3.3, Fig. 11", "replicas of hot blocks", *TRACES)
 def fig11(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", rank=("rank", ",d")),
         *columns(Basis.MODELLED, mean=("mean", ".1f"), least=("least", "d"), most=("most", "d")),
     )
@@ -245,37 +217,33 @@ def fig11(given: FigureInputs) -> Result:
             counts = [(at, held[ranked[rank - 1][0]]) for at, held in samples]
             curves.append(Course(f"{rank:,}th", counts, dashed=rank > RANKS[1]))
             later = [count for _, count in counts[len(counts) // 2 :]]
-            mean = sum(later) / max(1, len(later))
-            table.add(workload.name, rank, mean, min(later, default=0), max(later, default=0), basis=basis(workload))
-        panels.append(Courses(shown(workload), "time, s", "replicas", curves, form=".1f"))
+            average = sum(later) / max(1, len(later))
+            table.add(workload.name, rank, average, min(later, default=0), max(later, default=0), basis=workload.basis)
+        panels.append(Courses(workload.shown, "time, s", "replicas", curves, form=".1f"))
     notes = [
         f"On how many of the {HALF} prefill instances a key is, every 30 s, by rank of the sum over all samples; "
         "mean, least and most of the second half of the run. Algorithm 1 as it is printed.",
         MODEL_NOTE,
     ]
-    _fig11_claims(table)
-    return table.result("Mooncake Fig. 11: replicas", panels, notes)
 
-
-def _fig11_claims(table: Table) -> None:
     def mean(workload: str, rank: int) -> float:
-        found = column(table.rows, "mean", workload=workload, rank=rank)
+        found = table.rows.column("mean", workload=workload, rank=rank)
         return found[0] if found else 0.0
 
     hot = [str(row["workload"]) for row in table.rows if row["workload"] != "synthetic" and row["rank"] == RANKS[1]]
     hundredth = {name: mean(name, RANKS[1]) for name in hot}
     synthetic = mean("synthetic", RANKS[1])
-    section = table.section("§5.3.3")
-    section.says(
+    table.says(
         "there are highly concentrated hot caches (e.g., the top 100 keys), which, after the system stabilizes, "
         "have replicas on almost every instance in the prefill pool",
         ", ".join(f"{name} {count:.1f}" for name, count in hundredth.items()),
         all(count >= ALMOST * HALF for count in hundredth.values()),
         f"instances of {HALF} with the key of rank 100; nine tenths count as almost every one",
     )
-    section.says(
+    table.says(
         "the synthetic workload has fewer shared prefix caches, resulting in fewer replicas",
         f"{synthetic:.1f}",
         synthetic < min(hundredth.values(), default=0.0),
         "instances with the key of rank 100",
     )
+    return table.result("Mooncake Fig. 11: replicas", panels, notes)

@@ -4,21 +4,10 @@ request's latency (§5.4.3, Fig. 14)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Rows, Table, columns, figure
-from pinyon_lab.figures.rows import basis, column, counting, number, points, those
-from pinyon_lab.figures.serving import (
-    MODEL_NOTE,
-    UTILISATION,
-    TestbedSystem,
-    arrivals_of,
-    mean_ttft_s,
-    node,
-    reused,
-    seldom,
-    split,
-)
+from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
+from pinyon_lab.figures.rows import counting
+from pinyon_lab.figures.serving import MODEL_NOTE, UTILISATION, Results, TestbedSystem, arrivals_of, node, seldom, split
 from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, WIDTH, A, B
 from pinyon_lab.pictures import Bars, Course, Courses
 
@@ -42,13 +31,15 @@ PREFIXES = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 @figure("mooncake-eq2", PAPER, "§2.2, Eq. 2", "bandwidth from which on fetching is sooner")
 def eq2(given: FigureInputs) -> Result:
     machines = (("8 x A800", A800_FLOPS), ("8 x H800", H800_FLOPS))
-    table = Table(Column("prefix", "prefix", ",d"), *(Column(name, f"{name}, GB/s", ".2f") for name, _ in machines))
+    table = Table(
+        given, Column("prefix", "prefix", ",d"), *(Column(name, f"{name}, GB/s", ".2f") for name, _ in machines)
+    )
     for prefix in PREFIXES:
         table.add(prefix, *(least_bytes_s(flops, prefix) / GB for _, flops in machines))
 
     def claim(said: str, printed: float, flops: float) -> None:
         ours = least_bytes_s(flops, 8192) / GB
-        table.section("§2.2").says(
+        table.says(
             said,
             f"{ours:.2f} GB/s",
             round(ours) == printed,
@@ -58,41 +49,16 @@ def eq2(given: FigureInputs) -> Result:
 
     claim("Equation 2 yields a minimum required B of 6 GB/s", 6, A800_FLOPS)
     claim("The requirement for B will be enlarged to 19 GB/s for an $8 \\times H800$ machine", 19, H800_FLOPS)
-    courses = [Course(name, points(table.rows, "prefix", name)) for name, _ in machines]
+    courses = [Course(name, table.rows.points("prefix", name)) for name, _ in machines]
     panel = Courses("From where on fetching is sooner", "prefix in tokens", "GB/s", courses, form=".0f")
     note = "The H800's throughput is NVIDIA's figure for dense 16 bit, 989 TFLOP/s; the paper does not print one."
     return table.result("Mooncake Eq. 2: bandwidth that is worth it", [panel], [note])
 
 
-# -- Fig. 13
-
 GBITS = (24, 48, 72, 100, 150, 200, 300, 400)
 RECOMMENDED_GBIT = 100
 SECONDS_MAX = 2.0
-
-
 FETCHING = ("algorithm1", "kvcache_centric")
-
-
-class _Seen(NamedTuple):
-    """The TTFT and fetch times of one scheduler, in seconds."""
-
-    most_s: float
-    """The longest mean TTFT from the recommended bandwidth on."""
-    slow_s: float
-    fast_s: float
-    """The mean TTFT at the lowest and at the highest bandwidth."""
-    fetch_s: float
-    alone_s: float
-    """The time of a fetch at the lowest bandwidth, and the time it would take alone."""
-
-
-def _seen(rows: Rows) -> _Seen:
-    """Returns the times in one scheduler's rows, which are in the order of bandwidth."""
-    slow, fast = rows[0], rows[-1]
-    most_s = max(number(row, "ttft_s") for row in rows if number(row, "gbit") >= RECOMMENDED_GBIT)
-    ttfts = number(slow, "ttft_s"), number(fast, "ttft_s")
-    return _Seen(most_s, *ttfts, number(slow, "fetch_s"), number(slow, "theory_s"))
 
 
 @figure("mooncake-fig13", PAPER, "§5.4.2, Fig. 13", "TTFT and transfers by bandwidth", ("synthetic",))
@@ -102,8 +68,9 @@ def fig13(given: FigureInputs) -> Result:
     none = TestbedSystem("recomputation", split(8), "least_loaded", {"prefix_cache": False}).serve(
         workload, arrivals, given.tell
     )
-    recomputed_s = mean_ttft_s(none)
+    recomputed_s = none.mean_ttft_s()
     table = Table(
+        given,
         *columns(gbit=("Gbit/s", "d"), policy="scheduler"),
         *columns(Basis.MODELLED, ttft_s=("mean TTFT", ".2f"), fetch_s=("fetch, s", ".2f")),
         *columns(Basis.MODELLED, theory_s=("alone, s", ".2f"), fetches=("fetches", ",d"), reused=("reused", ".1%")),
@@ -115,37 +82,42 @@ def fig13(given: FigureInputs) -> Result:
             bytes_s = gbit * GB / 8
             system = TestbedSystem(text, split(8), policy, {"dram_tokens": NODE_TOKENS}, bytes_s)
             cluster = system.cluster(workload.block_tokens)
-            outcomes = cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals))))
+            outcomes = Results(cluster.run(arrivals, progress=seldom(counting(given.tell, text, len(arrivals)))))
             moves, fetches = cluster.moves, cluster.moves.fetches
             each_s = (seconds / max(1, fetches) for seconds in (moves.fetch_s, moves.fetched_bytes / bytes_s))
-            table.add(gbit, policy, mean_ttft_s(outcomes), *each_s, fetches, reused(outcomes), basis=basis(workload))
-    seen = {policy: _seen(those(table.rows, policy=policy)) for policy in FETCHING}
+            table.add(gbit, policy, outcomes.mean_ttft_s(), *each_s, fetches, outcomes.reused(), basis=workload.basis)
+    by_policy = {policy: table.rows.those(policy=policy) for policy in FETCHING}
+    recommended = [row for row in table.rows if row["gbit"] >= RECOMMENDED_GBIT]
+    most_s = {policy: max(row["ttft_s"] for row in recommended if row["policy"] == policy) for policy in FETCHING}
+    slow, fast = ({policy: rows[place] for policy, rows in by_policy.items()} for place in (0, -1))
     judged = FETCHING[0]
-    own = seen[judged]
 
-    def both(text: Callable[[_Seen], str]) -> str:
-        return "; ".join(f"{text(found)} ({policy})" for policy, found in seen.items())
+    def both(text: Callable[[str], str]) -> str:
+        return "; ".join(f"{text(policy)} ({policy})" for policy in FETCHING)
 
-    section = table.section("§5.4.2")
-    section.says(
+    table.says(
         "When the total communication bandwidth exceeds 100 Gbps, the average TTFT remains below 2 s, "
         "significantly less than the TTFT of the recomputation baseline",
-        f"at most {both(lambda found: f'{found.most_s:.2f} s')}; recomputation {recomputed_s:.2f} s",
-        own.most_s < SECONDS_MAX < recomputed_s,
+        f"at most {both(lambda each: f'{most_s[each]:.2f} s')}; recomputation {recomputed_s:.2f} s",
+        most_s[judged] < SECONDS_MAX < recomputed_s,
         f"from {RECOMMENDED_GBIT} Gbit/s on; the three statements are judged by {judged}, the paper's",
         printed="< 2 s",
     )
-    section.says(
+    table.says(
         "when bandwidth falls below 100 Gbps, system performance is significantly compromised",
-        both(lambda found: f"TTFT {found.slow_s:.2f} s at {GBITS[0]} Gbit/s, {found.fast_s:.2f} s at {GBITS[-1]}"),
-        own.slow_s > 2 * own.fast_s,
+        both(
+            lambda each: (
+                f"TTFT {slow[each]['ttft_s']:.2f} s at {GBITS[0]} Gbit/s, {fast[each]['ttft_s']:.2f} s at {GBITS[-1]}"
+            )
+        ),
+        slow[judged]["ttft_s"] > 2 * fast[judged]["ttft_s"],
         f"more than twice counts as significant; by {judged}",
     )
-    section.says(
+    table.says(
         "network congestion, as demonstrated by the substantial divergence between actual and theoretical "
         "transfer times",
-        both(lambda found: f"{found.fetch_s:.2f} s against {found.alone_s:.2f} s at {GBITS[0]} Gbit/s"),
-        own.fetch_s > 1.5 * own.alone_s,
+        both(lambda each: f"{slow[each]['fetch_s']:.2f} s against {slow[each]['theory_s']:.2f} s at {GBITS[0]} Gbit/s"),
+        slow[judged]["fetch_s"] > 1.5 * slow[judged]["theory_s"],
         f"a fetch, and what it would take alone; half as long again counts as substantial; by {judged}",
     )
     panels = [
@@ -154,7 +126,7 @@ def fig13(given: FigureInputs) -> Result:
             "Gbit/s",
             "seconds",
             [
-                Course(f"{policy}{more}", points(those(table.rows, policy=policy), "gbit", key), thin)
+                Course(f"{policy}{more}", by_policy[policy].points("gbit", key), thin)
                 for policy in FETCHING
                 for key, more, thin in keys
             ],
@@ -199,6 +171,7 @@ def _parts(tokens: int, ratio: float) -> dict[str, float]:
 @figure("mooncake-fig14", PAPER, "§5.4.3, Fig. 14", "what a request's latency is made of")
 def fig14(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(tokens=("tokens", ",d"), ratio=("cached", ".0%")),
         *(Column(part, f"{part}, s", ".3f", Basis.MODELLED) for part in PARTS),
     )
@@ -209,15 +182,14 @@ def fig14(given: FigureInputs) -> Result:
     before_token = PARTS[:-1]
     prefill = 1 - cached["prefill"] / without["prefill"]
     ttft = 1 - sum(cached[part] for part in before_token) / sum(without[part] for part in before_token)
-    section = table.section("§5.4.3")
-    section.says(
+    table.says(
         "with an input length of 128k tokens, prefix caching reduces the prefill time by 92%",
         f"{prefill:.0%}",
         abs(prefill - 0.92) <= 0.02,
         "Eq. 1 with Table 1, 95% cached; within two points",
         printed="92%",
     )
-    section.says(
+    table.says(
         "prefix caching in MOONCAKE can reduce TTFT by 86% with an input length of 128k tokens",
         f"{ttft:.0%}",
         abs(ttft - 0.86) <= 0.02,
@@ -229,7 +201,7 @@ def fig14(given: FigureInputs) -> Result:
             f"{ratio:.0%} cached",
             "seconds",
             [f"{tokens // 1024}k" for tokens in LENGTHS],
-            {part: column(table.rows, part, ratio=ratio) for part in PARTS},
+            {part: table.rows.column(part, ratio=ratio) for part in PARTS},
             ".2f",
         )
         for ratio in RATIOS

@@ -100,9 +100,11 @@ def _ran(load: RegionLoad, system: RoutingSystem) -> SkyWalkerResults:
     return SkyWalkerResults(measured(world, samples, load.warm_s, load.until_s), samples.used)
 
 
-def table(names: Sequence[Column], runs: Runs[At], shown: Sequence[Column] = COLUMNS) -> Table:
+def table(
+    given: FigureInputs, names: Sequence[Column], runs: Runs[At], shown: Sequence[Column] = COLUMNS, section: str = ""
+) -> Table:
     """Returns a row for each run, with the columns of what it is a run of, and those ``shown`` of the results."""
-    found = Table(*names, *shown)
+    found = Table(given, *names, *shown, section=section)
     for what, each in runs.items():
         values = each.as_dict()
         found.add(*what, *(values[column.key] for column in shown), **{each.key: values[each.key] for each in COLUMNS})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Section, Table, columns, figure
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Table, columns, figure
 from pinyon_lab.figures.rows import courses, up_to
 from pinyon_lab.papers.skywalker.runs import (
     COLUMNS,
@@ -63,14 +63,14 @@ def _uneven(runs: Runs[str], workloads: Collection[str], system: str) -> list[fl
     return [runs[workload, system].uneven for workload in workloads]
 
 
-def _conversations(section: Section, runs: Runs[str]) -> None:
+def _conversations(table: Table, runs: Runs[str]) -> None:
     gains = _ratios(runs, CHATS, OURS, SINGLE)
     alone = {system: up_to(_ratios(runs, CHATS, (system,), SINGLE), ".2f") for system in ("skywalker", "pinyon")}
     gateway = _ratios(runs, CHATS, ("skywalker",), ("gateway",))
     best = {workload: max(SINGLE, key=lambda each: tokens(runs[workload, each])) for workload in CHATS}
     least = _ratios(runs, CHATS, ("ll",), ("skywalker",))
     ahead = _ratios(runs, WORKLOADS, ("skywalker",), ("skywalker-ch",))
-    section.finds(
+    table.finds(
         "Both variants of SkyWalker improve service throughput by 1.12-1.2× compared to single load balancer solutions",
         ranged(gains, 1.12, 1.2, agrees=gained),
         f"conversations; {RANGE}, of what they gain. "
@@ -79,13 +79,13 @@ def _conversations(section: Section, runs: Runs[str]) -> None:
         "full, and prompts take little of its time",
         order=min(gains) > 1,
     )
-    section.says(
+    table.says(
         "Among the single load balancer baselines, LL achieves the best throughput",
         ", ".join(f"{workload}: {system}" for workload, system in best.items()),
         all(system == "ll" for system in best.values()),
         "conversations. Where nobody's memory is full, as with Arena's short ones, who reuses most is ahead",
     )
-    section.says(
+    table.says(
         "it still falls short of SkyWalker, reaching 97.38% of SkyWalker 's throughput",
         up_to(least, ".1%"),
         all(0.95 < share < 1 for share in least),
@@ -93,14 +93,14 @@ def _conversations(section: Section, runs: Runs[str]) -> None:
         printed="97.38%",
         order=max(least) < 1,
     )
-    section.finds(
+    table.finds(
         "Compared to GKE Gateway, SkyWalker achieves a throughput improvement of 1.43-1.62×",
         ranged(gateway, 1.43, 1.62),
         f"conversations; {RANGE}. The gateway is modelled as taking the nearest cluster, and its pods in turn; "
         "what else kept it back in the paper (another cloud, queues of its own) is not printed",
         order=min(gateway) > 1,
     )
-    section.finds(
+    table.finds(
         "the prefix tree variant (SkyWalker) consistently outperforms the CH variant (SkyWalker-CH) by 1.34-8.21%",
         ranged([ratio - 1 for ratio in ahead], 0.0134, 0.0821, ".1%"),
         f"all workloads; {RANGE}. Where nobody's memory is full, the CH variant loses "
@@ -110,7 +110,7 @@ def _conversations(section: Section, runs: Runs[str]) -> None:
     )
 
 
-def _reuse(section: Section, runs: Runs[str]) -> None:
+def _reuse(table: Table, runs: Runs[str]) -> None:
     """Adds the claims about hit rates of conversations."""
     printed = (
         ("rr", "RR achieves only 10.78-16.57%", 0.1078, 0.1657),
@@ -124,10 +124,10 @@ def _reuse(section: Section, runs: Runs[str]) -> None:
             f"{system}, conversations; {RANGE}. What is published of the two data sets (lengths, turns, and §3.2's "
             "similarities) leaves more to be reused than the paper's replicas did"
         )
-        section.says(said, up_to(hits, ".1%"), within(hits, low, high), why, printed=f"{low:.2%} to {high:.2%}")
+        table.says(said, up_to(hits, ".1%"), within(hits, low, high), why, printed=f"{low:.2%} to {high:.2%}")
     order = ("rr", "gateway", "ll", "skywalker")
     found = {workload: _hits(runs, (workload,), order) for workload in CHATS}
-    section.says(
+    table.says(
         "Non-prefix-aware baselines perform worse in terms of prefix hit rate",
         "; ".join(
             f"{workload}: " + ", ".join(f"{name} {hit:.0%}" for name, hit in zip(order, hits, strict=True))
@@ -138,7 +138,7 @@ def _reuse(section: Section, runs: Runs[str]) -> None:
     )
 
 
-def _balance(section: Section, runs: Runs[str]) -> None:
+def _balance(table: Table, runs: Runs[str]) -> None:
     """Adds the claims about the balance of load with conversations."""
     said = "high variance in outstanding request counts, ranging from 2.33-5.08× for SGL and 2.54-4.92× for CH"
     others = {system: up_to(_uneven(runs, CHATS, system), ".2f") for system in ("ll", "skywalker")}
@@ -148,10 +148,10 @@ def _balance(section: Section, runs: Runs[str]) -> None:
             f"{system.upper()}, conversations: requests at the busiest instance by those at the idlest, each in the "
             f"mean over time, as we read it; {RANGE}. LL has {others['ll']}×, SkyWalker {others['skywalker']}×"
         )
-        section.says(said, f"{up_to(found, '.2f')}×", within(found, low, high), why, printed=f"{low} to {high}×")
+        table.finds(said, ranged(found, low, high), why)
 
 
-def _trees(section: Section, runs: Runs[str]) -> None:
+def _trees(table: Table, runs: Runs[str]) -> None:
     ch = _ratios(runs, ("tree",), ("ch",), ("skywalker",))[0]
     ll = _ratios(runs, ("tree",), ("ch",), ("ll",))[0]
     mixed = _ratios(runs, ("mixed-tree",), ("skywalker",), ("ch",))[0]
@@ -164,27 +164,25 @@ def _trees(section: Section, runs: Runs[str]) -> None:
         "mixed trees, as above; agrees within a fifth. SkyWalker's own is larger, and does no harm: the instances in "
         "the US have two clients between them, whose trees each stay where they began"
     )
-    section.says(
+    table.says(
         "the CH baseline slightly outperforms SkyWalker with a marginal throughput gain of 2%",
         f"{ch - 1:.1%}",
         abs(ch - 1) < 0.05,
         "trees of one size; agrees if the two are within a twentieth",
         printed="2%",
     )
-    section.finds(
-        "CH also outperforms LL by 1.4× in ToT", ranged([ll], 1.4, 1.4), "agrees within a fifth", order=ll > 1
-    )
-    section.says(
+    table.finds("CH also outperforms LL by 1.4× in ToT", ranged([ll], 1.4, 1.4), "agrees within a fifth", order=ll > 1)
+    table.says(
         "this advantage disappears under heterogeneous workloads",
         f"SkyWalker has {mixed:.2f} times CH's throughput",
         mixed > 1,
         "mixed trees",
     )
-    section.finds(
+    table.finds(
         "a variance in number of outstanding requests of 3.36×", ranged([uneven["ch"]], 3.36, 3.36), f"CH, {why}"
     )
-    section.finds("showing high variance of 2.22× as well", ranged([uneven["sgl"]], 2.22, 2.22), f"SGL, {why}")
-    section.says(
+    table.finds("showing high variance of 2.22× as well", ranged([uneven["sgl"]], 2.22, 2.22), f"SGL, {why}")
+    table.says(
         "experience low cache hit rates (58.66-59.32%) compare to SkyWalker's 89.56-90.01%",
         f"{up_to(blind, '.1%')}, {up_to(prefix, '.1%')}",
         within(blind, 0.5866, 0.5932) and within(prefix, 0.8956, 0.9001),
@@ -193,7 +191,7 @@ def _trees(section: Section, runs: Runs[str]) -> None:
         printed="58.66 to 59.32%, 89.56 to 90.01%",
         order=max(blind) < min(prefix),
     )
-    section.finds(
+    table.finds(
         "which together contribute to 1.43-2.06× higher service throughput",
         ranged(gateway, 1.43, 2.06),
         f"than GKE Gateway, all workloads; {RANGE}; see above",
@@ -201,27 +199,27 @@ def _trees(section: Section, runs: Runs[str]) -> None:
     )
 
 
-def _latencies(section: Section, runs: Runs[str]) -> None:
+def _latencies(table: Table, runs: Runs[str]) -> None:
     ours = ("skywalker",)
     middle = _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.ttft.p50)
     middle += _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.ttft.mean)
     late = _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.ttft.p90)
     whole = [1 / ratio for ratio in _ratios(runs, WORKLOADS, ours, OTHERS, lambda each: each.e2e.p50)]
-    section.finds(
+    table.finds(
         "SkyWalker achieves the lowest P50 and mean latency, ranging from 15.87% to 57.63% of the baseline values",
         ranged(middle, 0.1587, 0.5763, ".0%"),
         f"TTFT; {RANGE}, the order if nobody's is more than 2 % lower. The gateway is in each region, too: "
         "there is nothing to gain but by what is reused",
         order=all(ratio < 1.02 for ratio in middle),
     )
-    section.finds(
+    table.finds(
         "SkyWalker maintains the lowest P90 TTFT (10.08-23.38% of baselines)",
         ranged(late, 0.1008, 0.2338, ".0%"),
         f"{RANGE}, the order if nobody's is more than 2 % lower. There are few queues of seconds here, as hardly "
         "anybody waits for room",
         order=all(ratio < 1.02 for ratio in late),
     )
-    section.finds(
+    table.finds(
         "achieving 1.05-2.14× improvements in P50 latency compared to baseline systems",
         ranged(whole, 1.05, 2.14, agrees=gained),
         f"end to end; {RANGE}, the order if nobody's is more than 2 % lower",
@@ -256,14 +254,11 @@ def fig8(given: FigureInputs) -> Result:
         panel("TTFT, P90", "seconds", runs, lambda each: each.ttft.p90, ".1f"),
         panel("End to end, P50", "seconds", runs, lambda each: each.e2e.p50, ".0f"),
     ]
-    found = table(columns(workload="workload", system="system"), runs)
-    section = found.section("§5.1")
+    found = table(given, columns(workload="workload", system="system"), runs)
     for claims in (_conversations, _reuse, _balance, _trees, _latencies):
-        claims(section, runs)
+        claims(found, runs)
     return found.result("SkyWalker Fig. 8", panels, notes(given.quick, LOAD_NOTE))
 
-
-# -- Fig. 4b
 
 LOAD4B: Final = RegionLoad("wildchat", (("us", 4),), (("us", 50),), 120.0, 720.0)
 """The number of clients per instance is that of Fig. 8."""
@@ -277,21 +272,24 @@ def fig4b(given: FigureInputs) -> Result:
     policies = {"rr": "round_robin", "ll": "least_loaded"}
     runs = {name: ran(load, _in_one(name, policy), given.tell) for name, policy in policies.items()}
     found = Table(
+        given,
         *columns(system="system", instance=("instance", "d")),
         *columns(Basis.MODELLED, mean=("KV used, mean", ".0%"), least=("least", ".0%"), most=("most", ".0%")),
     )
     for name, run in runs.items():
         for place, used in enumerate(zip(*run.used, strict=True)):
             found.add(name, place + 1, sum(used) / len(used), min(used), max(used))
-    peaks, at_once = _peaks(runs["rr"]), _at_once(runs["rr"])
-    found.section("§3.3, Fig. 4b").says(
+    peaks = [max(each) for each in zip(*runs["rr"].used, strict=True)]
+    apart, at_once = max(peaks) / min(peaks), _at_once(runs["rr"])
+    found.says(
         "we find two replicas under round robin can have memory usage difference up to 2.64×",
-        f"{peaks:.2f}× between the largest shares, {at_once:.2f}× at one time",
-        within([peaks], 2.64, 2.64),
+        f"{apart:.2f}× between the largest shares, {at_once:.2f}× at one time",
+        within([apart], 2.64, 2.64),
         "the caption of Fig. 4: 'The peak memory usage difference between replicas reaches 2.64×'; we compare the "
         "peaks of each, and it agrees within a fifth. At one time: "
         f"while the lower share is over {LEAST:.0%}. With ll it is {_at_once(runs['ll']):.2f}× at one time",
         printed="2.64×",
+        section="§3.3, Fig. 4b",
     )
     over_time = {
         (place + 1, float(second)): share
@@ -303,11 +301,6 @@ def fig4b(given: FigureInputs) -> Result:
     return found.result("SkyWalker Fig. 4b", [memory], notes(given.quick))
 
 
-def _peaks(found: SkyWalkerResults) -> float:
-    most: list[float] = [max(each) for each in zip(*found.used, strict=True)]
-    return max(most) / min(most)
-
-
 def _at_once(found: SkyWalkerResults) -> float:
     ratios = [max(each) / min(each) for each in found.used if min(each) > LEAST]
     return max(ratios, default=1.0)
@@ -317,8 +310,6 @@ def _in_one(name: str, policy: str, pushing: str = "blind") -> RoutingSystem:
     """Returns a system of one region, as in §5.2."""
     return RoutingSystem(name, policy, pushing, forwards=False, told=False)
 
-
-# -- Fig. 9
 
 CLIENTS9 = (30, 75, 90)
 """The numbers of clients: 30 is §5.2's; the others are our choice, where memory gets full."""
@@ -342,7 +333,7 @@ def fig9(given: FigureInputs) -> Result:
     paper, *more = CLIENTS9[:1] if given.quick else CLIENTS9
     loads = {clients: RegionLoad("tree", (("us", 4),), (("us", clients),)) for clients in (paper, *more)}
     found = runs_of(loads, PUSHING, given)
-    shown = table(columns(clients=("clients", "d"), pushing="pushing"), found, COLUMNS[:-1])
+    shown = table(given, columns(clients=("clients", "d"), pushing="pushing"), found, COLUMNS[:-1])
 
     def over(clients: int, one: str, other: str = BP) -> float:
         """Returns the throughput of ``one`` over that of ``other``."""
@@ -358,8 +349,7 @@ def fig9(given: FigureInputs) -> Result:
         for clients in more
     )
     waiting = "; ".join(f"{over(clients, CREDITS):.2f}× with {clients} clients" for clients in more)
-    section = shown.section("§5.2")
-    shown.section("§5.2, Fig. 9a").says(
+    shown.says(
         "SP-P improves service throughput by 1.27×",
         f"{gain:.2f}×",
         within([gain], 1.27, 1.27) and gain > 1.02,
@@ -369,34 +359,37 @@ def fig9(given: FigureInputs) -> Result:
         "queue in front of full instances goes to the first one that has room, not to the one that has "
         f"its tree. With pinyon's a few wait there: {waiting or 'not looked at, quick'}",
         printed="1.27×",
+        section="§5.2, Fig. 9a",
     )
-    shown.section("§5.2, Fig. 9b").finds(
+    shown.finds(
         "significantly reduces P90 TTFT by 18.47× compared to BP",
         ranged([late], 18.47, 18.47),
         "as above",
         order=late > 1.02,
+        section="§5.2, Fig. 9b",
     )
-    section.says(
+    shown.says(
         "achieving a higher KV Cache hit rate: 89.86% compared to BP's 68.89%",
         " and ".join(f"{hit:.1%}" for hit in hits),
         within(hits[:1], 0.8986, 0.8986) and within(hits[1:], 0.6889, 0.6889),
         "as above: the paper's router spread trees over instances where ours has no reason to",
         printed="89.86% and 68.89%",
     )
-    section.says(
+    shown.says(
         "Compared to SP-O, SP-P achieves similar TTFT but improves throughput by 1.4×",
         ", ".join(f"{name}: {ratio:.2f}×" for name, ratio in limited.items()),
         within([max(limited.values())], 1.4, 1.4),
         "which limit it had is not printed; agrees if the lowest of 20 to 50 has that, a fifth more or less",
         printed="1.4×",
     )
-    shown.section("§3.3").says(
+    shown.says(
         "statically setting the maximum threshold of outstanding requests delivers poor performance for LLM service",
         f"{up_to(list(limited.values()), '.2f')}×",
         min(limited.values()) > 1.02,
         "SP-P over SP-O; agrees if it gains over every limit, the order if it gains a tenth over the worst and "
         "loses over none",
         order=max(limited.values()) > 1.1 and min(limited.values()) > 0.97,
+        section="§3.3",
     )
     note = (
         "Credits: no more are pushed between two probes than an instance says that it has room for; without, any "
@@ -412,8 +405,6 @@ def fig9(given: FigureInputs) -> Result:
     ]
     return shown.result("SkyWalker Fig. 9", panels, notes(given.quick, note))
 
-
-# -- Fig. 10
 
 CLIENTS10: Final = (("us", 120), ("asia", 40), ("eu", 40))
 SIZES = (6, 9, 12, 15)
@@ -433,13 +424,12 @@ def fig10(given: FigureInputs) -> Result:
     instances = {size: tuple((region, size // 3) for region, _ in CLIENTS10) for size in sizes}
     loads = {size: RegionLoad("wildchat", each, CLIENTS10, 120.0, 720.0) for size, each in instances.items()}
     found = runs_of(loads, (LOCAL, SHARED, CREDITS), given)
-    shown = table(columns(instances=("instances", "d"), system="system"), found)
+    shown = table(given, columns(instances=("instances", "d"), system="system"), found, section="§5.2, Fig. 10")
     gains = {size: tokens(found[size, SHARED]) / tokens(found[size, LOCAL]) for size in sizes}
     nine = tokens(found[9, SHARED]) / tokens(found[12, LOCAL])
     more, fewer = ({size: found[size, name].waiting for size in sizes} for name in (SHARED, CREDITS))
     told = ", ".join(f"{size}: {gain:.2f}×" for size, gain in gains.items())
-    section = shown.section("§5.2, Fig. 10")
-    section.says(
+    shown.says(
         "With an equal number of replicas, SkyWalker consistently outperforms the region-local system by between "
         "1.07× and 1.18×",
         told,
@@ -449,7 +439,7 @@ def fig10(given: FigureInputs) -> Result:
         printed="1.07 to 1.18×",
         order=min(gains.values()) > 1,
     )
-    section.says(
+    shown.says(
         "SkyWalker achieves comparable throughput with only 9 replicas as the region-local deployment achieves "
         "with 12 replicas, translating into a cost reduction of 25%",
         f"with 9 it has {nine:.1%} of what region-local has with 12",
@@ -457,13 +447,14 @@ def fig10(given: FigureInputs) -> Result:
         "agrees if it is no more than a twentieth behind. " + DRIFT,
         printed="25%",
     )
-    shown.section("§4.1").says(
+    shown.says(
         "it is short enough to capture meaningful changes in system load",
         ", ".join(f"{size}: {more[size]:.1f} without credits, {fewer[size]:.1f} with" for size in sizes),
         sum(fewer.values()) < sum(more.values()),
         "of the probe interval. Requests that were pushed to an instance that has no room for them, in the mean "
         "over time: what credits are for; agrees if there are no more of them with credits, though some wait then "
         "where their prompt is. Not in the paper",
+        section="§4.1",
     )
     panels = [
         panel("Throughput", "output tokens/s", found, tokens, ",.0f", "{} instances"),

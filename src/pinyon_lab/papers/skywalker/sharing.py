@@ -10,7 +10,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from pinyon_lab.figures.figure import Basis, Column, FigureInputs, Result, Table, columns, figure
-from pinyon_lab.figures.rows import bars, column, near
+from pinyon_lab.figures.rows import bars, near
 from pinyon_lab.papers.skywalker.runs import LENGTHS_NOTE, MODEL_NOTE, PAPER, SEED, RegionLoad, runs_of, within
 from pinyon_lab.pictures import Bars, Course, Courses, Panel
 from pinyon_lab.simulator.regions.chats import TEMPLATE_TOKENS
@@ -18,8 +18,6 @@ from pinyon_lab.simulator.regions.day import DAY_H, ON_DEMAND, RESERVED, WILDCHA
 from pinyon_lab.simulator.regions.programs import Program, ProgramStep
 from pinyon_lab.simulator.regions.settings import BLOCK_TOKENS, GLOBAL_VIEW, PAPERS, RoutingSystem
 from pinyon_lab.simulator.regions.workloads import sources
-
-# -- Fig. 3
 
 PER_INSTANCE: Final = 0.01
 """One instance's share of the largest region's peak: so small that whole instances make no difference."""
@@ -33,37 +31,41 @@ def fig3(given: FigureInputs) -> Result:
     together = aggregate(list(loads.values()))
     day = costs(loads, PER_INSTANCE)
     table = Table(
+        given,
         Column("region", "region"),
         *(Column(key, key, ".2f", Basis.CONSTRUCTION) for key in ("peak", "trough", "variance")),
+        section="§2.2, Fig. 3a",
+        basis=Basis.CONSTRUCTION,
     )
     for region, each in {**loads, "together": together}.items():
         table.add(region, max(each), min(each), variance(each), basis=Basis.CONSTRUCTION)
     lone = [variance(each) for each in loads.values()]
-    section, costs_section = (table.section(f"§2.2, Fig. {each}", Basis.CONSTRUCTION) for each in ("3a", "3b"))
-    section.says(
+    table.says(
         "Before aggregation, per-region load variance ranges from 2.88× to 32.64×",
         f"{min(lone):.2f} to {max(lone):.2f}×",
         True,
         "put in",
         printed="2.88 to 32.64×",
     )
-    section.says(
+    table.says(
         "after aggregation, the variance is reduced to 1.29×",
         f"{variance(together):.2f}×",
         abs(variance(together) - 1.29) < 0.02,
         "put in: all regions peak at three in the afternoon, and who has how much is chosen so that this comes out",
         printed="1.29×",
     )
-    costs_section.finds(
+    table.finds(
         "provisioning based on the peak aggregated global load can reduce costs by 40.5%",
         near(day.saved, 0.405, "{:.1%}"),
         f"follows from the loads, which are put in: {FREE}; agrees within a fifth",
+        section="§2.2, Fig. 3b",
     )
-    costs_section.finds(
+    table.finds(
         "this approach incurs 2.2× the cost",
         near(day.on_demand_ratio, 2.2, text="2.2×"),
         f"follows from the loads, as above, and the printed prices, ${RESERVED} and ${ON_DEMAND} per hour (§2.1); "
         "agrees within a fifth",
+        section="§2.2, Fig. 3b",
     )
     hours = [place * DAY_H / len(together) for place in range(len(together))]
     courses = [
@@ -158,11 +160,13 @@ FAR = 0.025
 def fig5(given: FigureInputs) -> Result:
     keys = ("within_user", "across_users", "across_regions")
     table = Table(
+        given,
         Column("data", "data set"),
         *(Column(key, key.replace("_", " "), ".1%", Basis.CONSTRUCTION) for key in keys),
         Column("ratio", "within/across users", ".2f", Basis.CONSTRUCTION),
+        section="§3.2, Fig. 5a",
+        basis=Basis.CONSTRUCTION,
     )
-    section = table.section("§3.2, Fig. 5a", Basis.CONSTRUCTION)
     for workload, name, printed in PRINTED5:
         given.tell(f"{name}: pairs of requests")
         by_region = sources(workload, REGIONS, Random(f"{SEED} {workload}"))
@@ -173,23 +177,21 @@ def fig5(given: FigureInputs) -> Result:
         found = similarities(programs, BLOCK_TOKENS, TEMPLATE_TOKENS, Random(SEED))
         ratio = found.within_user / found.across_users
         table.add(name, *found, ratio, basis=Basis.CONSTRUCTION)
-        section.says(
+        table.finds(
             f"{printed:.2f}× for {name}",
-            f"{ratio:.2f}×",
-            abs(ratio - printed) < printed / 5,
+            near(ratio, printed),
             "within users by across users. Put in: openings that users, regions and everybody have in common. "
             "Agrees within a fifth",
-            printed=f"{printed:.2f}×",
         )
         if workload == "wildchat":
-            section.says(
+            table.says(
                 "requests across regions only have 2.5% prefix affinity",
                 f"{found.across_regions:.1%}",
                 abs(found.across_regions - FAR) < FAR / 2,
                 "put in; agrees within a half",
                 printed="2.5%",
             )
-    values = {key.replace("_", " "): column(table.rows, key) for key in keys}
+    values = {key.replace("_", " "): table.rows.column(key) for key in keys}
     panel = Bars("Prefix similarity", "of the shorter prompt", tuple(name for _, name, _ in PRINTED5), values, ".1%")
     note = (
         "Over all pairs of requests (of 200,000 at most), in blocks of 16 tokens, without the chat template, which "
@@ -197,8 +199,6 @@ def fig5(given: FigureInputs) -> Result:
     )
     return table.result("SkyWalker Fig. 5", [panel], [LENGTHS_NOTE, note])
 
-
-# -- Fig. 6
 
 CH, OPTIMUM, TREE = "ch", "optimum", "skywalker"
 SYSTEMS6: Final = (
@@ -229,6 +229,7 @@ def fig6(given: FigureInputs) -> Result:
     runs = runs_of(loads, SYSTEMS6, given)
     hits = {key: found.hits for key, found in runs.items()}
     table = Table(
+        given,
         Column("workload", "workload"),
         *(Column(system.name, system.name, ".1%", Basis.MODELLED) for system in SYSTEMS6),
         *columns(Basis.MODELLED, gap=("optimum − ch", ".1%"), used=("KV used", ".0%")),
@@ -237,7 +238,7 @@ def fig6(given: FigureInputs) -> Result:
         gap = hits[workload, OPTIMUM] - hits[workload, CH]
         here = (hits[workload, system.name] for system in SYSTEMS6)
         table.add(workload, *here, gap, runs[workload, CH].used)
-        table.section("§3.2, Fig. 6").says(
+        table.says(
             said,
             f"{gap:.1%}",
             within([gap], printed, printed),
@@ -245,9 +246,10 @@ def fig6(given: FigureInputs) -> Result:
             f"neither workloads nor replicas of this figure are printed{WHY.get(workload, '')}",
             printed=f"{printed:.2%}",
             order=gap > 0.02,
+            section="§3.2, Fig. 6",
         )
     nearer = {workload: (hits[workload, TREE], hits[workload, CH]) for workload, *_ in PRINTED6}
-    table.section("§3.2").says(
+    table.says(
         "With that, we observe SkyWalker more closely approaches the performance of an optimal solution",
         ", ".join(f"{name}: {tree:.1%} against {ring:.1%} of CH" for name, (tree, ring) in nearer.items()),
         all(tree > ring for tree, ring in nearer.values()),

@@ -12,20 +12,8 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction.day_fits import HOUR_S, HOURS
 from pinyon_lab.caches.replay import CacheReplay, replayed
-from pinyon_lab.figures.figure import (
-    Basis,
-    FigureInputs,
-    Result,
-    Row,
-    Rows,
-    Section,
-    Table,
-    Tell,
-    Value,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import bars, basis, number
+from pinyon_lab.figures.figure import Basis, FigureInputs, Result, Row, RowList, Table, Tell, columns, figure
+from pinyon_lab.figures.rows import bars
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Course, Courses, Panel
 from pinyon_lab.traces.analysis import TraceColumns, day_fits, read_columns
@@ -138,7 +126,7 @@ def fig29(given: FigureInputs) -> Result:
     for day in range(count):
         given.tell(f"day {day + 1} of {count}: when blocks are used again")
         days.append(_Day(workload, day))
-    rests_on = basis(workload)
+    rests_on = workload.basis
     unlike = [len({block for asked in day.asked for block in asked.blocks}) for day in days[1:]]
     capacity = max(1, round(CAPACITY_SHARE * np.mean(unlike)))
     reuse = _reuse(days)
@@ -150,23 +138,25 @@ def fig29(given: FigureInputs) -> Result:
         )
     hits = _hits(days, capacity, given.tell)
     table = Table(
+        given,
         *columns(what="category, or policy", hour=("hour", "02d")),
         *columns(Basis.MEASURED, requests=("requests", ",.0f"), reused=("used again", ".1%")),
         *columns(Basis.MEASURED, distance=("day to day", ".3f"), chance=("by chance", ".3f"), hits=("hits", ".2%")),
+        basis=rests_on,
     )
     by_hour: list[Row] = [{"what": name, "hour": hour, "hits": ratio} for (name, hour), ratio in hits.items()]
     for row in [*reuse, *by_hour]:
         table.add(*(row.get(column.key) for column in table.columns), basis=rests_on)
     mark = f" ({rests_on})" if workload.generated else ""
     title = f"KVCache in the wild Fig. 29: reuse on {count} days{mark}"
-    _claims(table.section("§A.1", rests_on), reuse, hits)
+    _claims(table, reuse, hits)
     return table.result(title, _panels(days, hits), _notes(count, capacity))
 
 
-def _reuse(days: Sequence[_Day]) -> list[dict[str, Value]]:
+def _reuse(days: Sequence[_Day]) -> RowList:
     """Returns rows of means over the days, or over each day and the one before."""
     rng = np.random.default_rng(SEED)
-    rows: list[dict[str, Value]] = []
+    rows = RowList()
     for hour in SHOWN:
         for category in CATEGORIES:
             samples = [day.samples[hour, category] for day in days]
@@ -201,21 +191,21 @@ def _hits(days: Sequence[_Day], capacity: int, tell: Tell) -> Mapping[tuple[str,
     return found
 
 
-def _claims(section: Section, reuse: Rows, hits: Mapping[tuple[str, int], float]) -> None:
+def _claims(table: Table, reuse: RowList, hits: Mapping[tuple[str, int], float]) -> None:
     nine = {str(row["what"]): row for row in reuse if row["hour"] == SHOWN[0]}
-    far = {name: number(row, "distance") - number(row, "chance") for name, row in nine.items()}
-    mean, chance = (sum(number(row, key) for row in nine.values()) / len(nine) for key in ("distance", "chance"))
+    far = {name: row["distance"] - row["chance"] for name, row in nine.items()}
+    mean, chance = (sum(row[key] for row in nine.values()) / len(nine) for key in ("distance", "chance"))
     lost = max(hits[ONLINE, hour] - hits[LAST, hour] for hour in REPLAYED)
     others = max(far, key=lambda name: (name != IMAGE, far[name]))
     by_hour = {name: ", ".join(f"{hits[name, hour]:.2%}" for hour in REPLAYED) for name in CHOICES}
-    section.says(
+    table.says(
         "the reuse probability at 9:00 a.m. to 10:00 a.m. similar between workdays",
         f"{mean:.3f} apart",
         mean - chance <= SIMILAR,
         f"mean over the categories; the same requests dealt out to the days at random are {chance:.3f} apart. Up "
         f"to {SIMILAR} more taken as similar",
     )
-    section.says(
+    table.says(
         "we can analyze the reuse log of last day offline to predict the reuse probability of each category in the "
         "next day",
         f"{100 * lost:.1f} points of hits below fits to what is seen, at most",
@@ -223,7 +213,7 @@ def _claims(section: Section, reuse: Rows, hits: Mapping[tuple[str, int], float]
         f"up to {100 * COST_MAX} taken as predicted. From {START} to {END} a.m., by hour: "
         + "; ".join(f"{by_hour[name]} {name}" for name in (LAST, ONLINE, BOTH, LRU, OWN)),
     )
-    section.says(
+    table.says(
         'the reuse probability of "image" type is harder to predict than other categories',
         f"{IMAGE} {far[IMAGE]:+.3f} against chance" if IMAGE in far else f"no {IMAGE} here",
         IMAGE in far and far[IMAGE] > far[others],

@@ -4,42 +4,93 @@ Queued TTFT is the gain by more hits where prompts wait. Fig. 28 is the gain by 
 cache = HBM.
 
 ① fitted distributions, ② a prompt's head outlives its end, ③ the expected lifespan. §4.3 gives ② to all policies.
+
+A model of one serving instance says how many blocks its cache holds, and which part of a trace it serves. The paper
+scales its traces "to fit the processing capability" of the testbed and prints neither the factor nor that capability. A
+hint stands in §3.5: "suppose a GPU can process 5 requests per second", of Qwen2-7B and trace A. Those requests' tokens,
+but for those that an ideal cache would have, are what one GPU computes in a second. Other models compute as many times
+fewer tokens as a GPU has more parameters to multiply with. As a check, 2 FLOP per parameter and token make that 96
+TFLOPS, a third of an A800's 312 (Mooncake, Table 1).
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import compress
 from statistics import mean
+from typing import Any
 
-from pinyon.eviction.policy import EvictionPolicy, Traits
+from pinyon.eviction.interface import EvictionPolicy, Traits
 from pinyon.eviction.workload_aware import WorkloadAwareSettings
 from pinyon_lab.caches.cache import Cache, leading_run
 from pinyon_lab.caches.lru_curve import LruCurve
 from pinyon_lab.caches.replay import BELADY, CacheReplay, replay, replayed
-from pinyon_lab.figures.figure import (
-    Basis,
-    Column,
-    Figure,
-    FigureInputs,
-    Result,
-    Row,
-    Rows,
-    Section,
-    Table,
-    Tell,
-    columns,
-    figure,
-)
-from pinyon_lab.figures.rows import basis, claimed, column, counting, near, number, points, share, shown, those
-from pinyon_lab.figures.testbed import capacity_blocks, computed_per_s, served
+from pinyon_lab.figures.figure import Basis, Column, Figure, FigureInputs, Result, RowList, Table, Tell, columns, figure
+from pinyon_lab.figures.rows import claimed, counting, near, share
 from pinyon_lab.figures.workload import Workload
 from pinyon_lab.pictures import Bars, Course, Courses, Mark, Panel
 from pinyon_lab.simulator.models import ReferenceModel
 from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
+from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, ServingModel
+from pinyon_lab.traces.scaling import Unit, Units
+
+HOUR_S = 3600.0
+"""The part of a longer trace that counts: its first hour, as Fig. 22 takes one."""
+REFERENCE = MODELS[0]
+REQUESTS_PER_S = 5
+"""The request rate of the reference model (§3.5)."""
+SINGLE_TOKENS, MULTI_TOKENS, MULTI_SHARE = 973, 5953, 0.47
+"""The mean tokens, prompt and answer, of single- and multi-turn requests, and the multi-turn share (§3.5)."""
+IDEAL = 0.62
+"""The ideal hit ratio of trace A (§3.2, Fig. 4)."""
+REFERENCE_PER_S = (
+    REQUESTS_PER_S * (SINGLE_TOKENS * (1 - MULTI_SHARE) + MULTI_TOKENS * MULTI_SHARE) * (1 - IDEAL) / REFERENCE.gpus
+)
+
+
+def capacity_blocks(model: ServingModel, block_tokens: int, ratio: float) -> int:
+    """Returns the blocks that fit in the HBM for KV and a CPU cache of ``ratio`` times that size.
+
+    Both count, because a block is in one of them: a block without room on the GPU goes to the CPU, and a block without
+    room there is removed (§4.1).
+    """
+    return int(model.kv_hbm_bytes * (1 + ratio) / (model.token_bytes * block_tokens))
+
+
+def computed_per_s(model: ServingModel) -> float:
+    """Returns the number of tokens that an instance computes in a second."""
+    return REFERENCE_PER_S * model.gpus * REFERENCE.parameters / model.parameters
+
+
+def served(workload: Workload, model: ServingModel, generator: random.Random) -> Workload:
+    """Returns the part of a workload that one instance serves: as many users as it can, at their own times.
+
+    Where no users are named, sessions are drawn. Where neither is named, all requests stay: requests drawn one by one
+    would not find the blocks that they reuse.
+    """
+    end_s = workload.rows[0].time_s + HOUR_S
+    rows = [row for row in workload.rows if row.time_s < end_s]
+    unit: Unit | None = "user" if rows[0].user else "session" if rows[0].chat else None
+    asked, most = _asked_per_s(rows, workload.block_tokens), computed_per_s(model)
+    if unit is not None and asked > most:
+        rows = list(compress(rows, Units(rows, unit).chosen(most / asked, generator)))
+    return replace(workload, rows=rows)
+
+
+def _asked_per_s(rows: Sequence[TraceRow], block_tokens: int) -> float:
+    """Returns the tokens to compute in a second, prompts and answers, if nothing is ever evicted."""
+    seen: set[int] = set()
+    tokens = 0
+    for row in rows:
+        tokens += max(0, row.input_tokens - leading_run(row.blocks, seen) * block_tokens) + row.output_tokens
+        seen.update(row.blocks)
+    return tokens / max(1.0, rows[-1].time_s - rows[0].time_s)
+
 
 BASELINES = ("lru", "fifo", "lfu", "s3fifo")
 """The "standard policies" of §4.3; GDFS is in Fig. 28 only."""
@@ -51,53 +102,51 @@ CLOSE = 0.95
 """Our choice: this share of Belady's hits is "close to optimal"."""
 
 
-def add_claims(section: Section, rows: Rows) -> None:
-    """Adds the claims about rows by workload and ratio, in the order of the ratios.
+def add_claims(table: Table) -> None:
+    """Adds the claims about the rows by workload and ratio, in the order of the ratios.
 
     Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
     lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
     as points. The text leaves it open, so the relative gains stand beside the points.
     """
-    a, b = (those(rows, workload=name) for name in ("qwen-a", "qwen-b"))
-    a_with_cpu = [row for row in a if row["ratio"]]
-    over_best = column(a_with_cpu, "over_best")
-    on_a, on_b = (100 * mean([number(row, "over_best") for row in of if row["ratio"]]) for of in (a, b))
-    apart = max(abs(number(row, "workload_aware") - number(row, "lru")) for row in b)
+    a, b = (table.rows.those(workload=name) for name in ("qwen-a", "qwen-b"))
+    a_with_cpu = RowList(row for row in a if row["ratio"])
+    over_best = a_with_cpu.column("over_best")
+    on_a, on_b = (100 * mean([row["over_best"] for row in of if row["ratio"]]) for of in (a, b))
+    apart = max(abs(row["workload_aware"] - row["lru"]) for row in b)
     (alone,) = (row for row in b if not row["ratio"])
-    of_belady = {policy: share(number(alone, policy), number(alone, "belady")) for policy in BASELINES}
+    of_belady = {policy: share(alone[policy], alone["belady"]) for policy in BASELINES}
     lfu = of_belady.pop("lfu")
     _gain(
-        section,
+        table,
         "our policy WA achieves 8.1–23.9 % higher hit rate compared to other baselines",
         a_with_cpu,
         "worst",
         WORST,
     )
-    _gain(
-        section, "it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST
-    )
-    section.says(
+    _gain(table, "it has a 1.5–3.9 % higher hit rate compared to the best of other baselines", a_with_cpu, "best", BEST)
+    table.says(
         "the effectiveness of WA decreases when the cache capacity increases",
         f"{100 * over_best[0]:+.1f} to {100 * over_best[-1]:+.1f} points",
         over_best[-1] < over_best[0],
         "over the best baseline on trace A, at the least and at the largest CPU cache",
         basis=claimed(*a),
     )
-    section.says(
+    table.says(
         "WA is more effective on Trace A than Trace B",
         f"{on_a:+.1f} on A, {on_b:+.1f} points on B",
         on_a > on_b,
         "over the best baseline, mean of the ratios",
         basis=claimed(*a, *b),
     )
-    section.says(
+    table.says(
         "our fitted exponential distribution-based policy essentially falls back to a normal LRU",
         f"{100 * apart:.2f} points from LRU at most",
         apart <= FALLS_BACK,
         "on trace B, which has one category",
         basis=claimed(*b),
     )
-    section.says(
+    table.says(
         "GPU HBM is already close to optimal except for LFU",
         f"{min(of_belady.values()):.1%} of Belady's hits at least, LFU {lfu:.1%}",
         lfu < CLOSE <= min(of_belady.values()),
@@ -106,13 +155,13 @@ def add_claims(section: Section, rows: Rows) -> None:
     )
 
 
-def _gain(section: Section, said: str, rows: Rows, which: str, printed: tuple[float, float]) -> None:
+def _gain(table: Table, said: str, rows: RowList, which: str, printed: tuple[float, float]) -> None:
     key = f"over_{which}"
-    points = [100 * number(row, key) for row in rows]
-    relative = [100 * share(number(row, key), number(row, "workload_aware") - number(row, key)) for row in rows]
+    points = [100 * row[key] for row in rows]
+    relative = [100 * share(row[key], row["workload_aware"] - row[key]) for row in rows]
     listed = ", ".join(f"{point:+.1f} ({row['ratio']:g})" for row, point in zip(rows, points, strict=True))
     low, high = printed
-    section.says(
+    table.says(
         said,
         f"{min(points):.1f} to {max(points):.1f} points",
         low <= round(min(points), 1) and round(max(points), 1) <= high,
@@ -151,18 +200,34 @@ TESTBED_NOTES = (
 
 def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(workload="workload", ratio=("CPU", "g")),
         *(Column(policy, short, ".1%", Basis.MEASURED) for policy, short in SHORT.items()),
         *columns(Basis.MEASURED, ideal=("ideal", ".1%"), over_best=("WA-best", "+.1%")),
     )
     panels = []
     for workload in given.workloads:
-        own = _add_rows(table, model, workload, given.tell)
+        given.tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
+        part = served(workload, model, random.Random(SEED))
+        requests = part.asked()
+        curve = LruCurve([asked.blocks for asked in requests])
+        for ratio in RATIOS:
+            capacity = max(1, capacity_blocks(model, part.block_tokens, ratio))
+            hits = {"lru": share(curve.hits(capacity), curve.blocks)}
+            for policy in SHORT:
+                if policy != "lru":
+                    heard = counting(given.tell, f"{part.name}, CPU cache {ratio:g} × HBM: {policy}", len(requests))
+                    hits[policy] = share(replay(requests, policy, capacity, heard).hit_blocks, curve.blocks)
+            own, others = hits["workload_aware"], [hits[policy] for policy in BASELINES]
+            values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
+            more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
+            table.add(part.name, ratio, *values, **more, basis=part.basis)
+        rows = table.rows.those(workload=part.name)
         courses = [
-            Course(policy, [(1 + x, y) for x, y in points(own, "ratio", policy)], policy == BELADY) for policy in SHORT
+            Course(policy, [(1 + x, y) for x, y in rows.points("ratio", policy)], policy == BELADY) for policy in SHORT
         ]
         x_label = "HBM for KV and CPU cache, × HBM for KV"
-        panels.append(Courses(shown(workload), x_label, "blocks that hit", courses))
+        panels.append(Courses(workload.shown, x_label, "blocks that hit", courses))
     notes = [
         f"{model.name}, {model.gpus} × A800-80GB. CPU: its cache, × the HBM for KV; 0 is the GPU alone. The ratios are "
         f"ours. WA-best: points of hit ratio above the best of {', '.join(BASELINES)}, the paper's baselines. own: "
@@ -170,29 +235,8 @@ def _by_ratio(model: ServingModel, given: FigureInputs) -> Result:
         *TESTBED_NOTES,
     ]
     title = f"Hit ratio over capacity: {model.name}, {model.gpus} × A800-80GB"
-    add_claims(table.section("§4.3"), table.rows)
+    add_claims(table)
     return table.result(title, panels, notes)
-
-
-def _add_rows(table: Table, model: ServingModel, workload: Workload, tell: Tell) -> Rows:
-    """Adds a workload's rows to the table and returns them."""
-    tell(f"{workload.name}: what one instance of {model.name} serves, LRU at every capacity")
-    part = served(workload, model, random.Random(SEED))
-    requests = part.asked()
-    curve = LruCurve([asked.blocks for asked in requests])
-    before = len(table.rows)
-    for ratio in RATIOS:
-        capacity = max(1, capacity_blocks(model, part.block_tokens, ratio))
-        hits = {"lru": share(curve.hits(capacity), curve.blocks)}
-        for policy in SHORT:
-            if policy != "lru":
-                heard = counting(tell, f"{part.name}, CPU cache {ratio:g} × HBM: {policy}", len(requests))
-                hits[policy] = share(replay(requests, policy, capacity, heard).hit_blocks, curve.blocks)
-        own, others = hits["workload_aware"], [hits[policy] for policy in BASELINES]
-        values = *hits.values(), share(curve.ideal_hits, curve.blocks), own - max(others)
-        more = {"over_worst": own - min(others), "capacity_blocks": capacity, "requests": len(requests)}
-        table.add(part.name, ratio, *values, **more, basis=basis(part))
-    return table.rows[before:]
 
 
 BY_RATIO = tuple(
@@ -236,6 +280,7 @@ def _mean_s(workload: Workload, model: ServingModel, ratio: float, policy: str, 
 @figure("wild-qttft", PAPER, "§4.3, Figs. 25 to 27", "queued TTFT", ("qwen-a", "qwen-b"))
 def qttft(given: FigureInputs) -> Result:
     table = Table(
+        given,
         *columns(model="model", workload="workload", ratio=("CPU", "g")),
         *(Column(policy, SHORT[policy], ".2f", Basis.MODELLED) for policy in POLICIES),
         *columns(Basis.MODELLED, to_best=("WA to best", "-.1%"), to_worst=("to worst", "-.1%")),
@@ -249,7 +294,7 @@ def qttft(given: FigureInputs) -> Result:
                 baselines = [means[policy] for policy in BASELINES]
                 best, worst, aware = min(baselines), max(baselines), means["workload_aware"]
                 gains = 1 - aware / best, 1 - aware / worst, 1 - means["reuse_hazard"] / best
-                table.add(model.name, part.name, ratio, *means.values(), *gains, basis=basis(part))
+                table.add(model.name, part.name, ratio, *means.values(), *gains, basis=part.basis)
     notes = [
         "Mean seconds from arrival to the first token at one instance that computes one prompt after the other, as "
         "many tokens in a second as it is taken to compute; answers take none of its time. WA is the paper's policy, "
@@ -259,27 +304,24 @@ def qttft(given: FigureInputs) -> Result:
     ]
     panels = []
     for name in dict.fromkeys(str(row["workload"]) for row in table.rows):
-        rows = those(table.rows, workload=name, ratio=1.0)
-        values = {SHORT[policy]: column(rows, policy) for policy in POLICIES}
+        rows = table.rows.those(workload=name, ratio=1.0)
+        values = {SHORT[policy]: rows.column(policy) for policy in POLICIES}
         panels.append(
             Bars(f"{name}, CPU cache 1 × HBM", "mean QTTFT, s", [str(row["model"]) for row in rows], values, ".1f")
         )
-    _claim(table.section("§4.3"), table.rows)
-    return table.result("Queued TTFT by eviction policy", panels, notes)
-
-
-def _claim(section: Section, rows: Rows) -> None:
-    on_a = those(rows, workload="qwen-a")
-    best, worst = (column(on_a, key) for key in ("to_best", "to_worst"))
+    on_a = table.rows.those(workload="qwen-a")
+    to_best, to_worst = (on_a.column(key) for key in ("to_best", "to_worst"))
     low, high = PRINTED
-    section.says(
+    table.says(
         "WA achieves 28.3–41.9% QT-TFT reduction thanks to the improved KV\\$ cache hit rate",
-        f"{min(best):.1%} to {max(best):.1%} to the best, {min(worst):.1%} to {max(worst):.1%} to the worst baseline",
-        min(worst) >= 0.8 * low and min(best) <= 1.2 * high,
+        f"{min(to_best):.1%} to {max(to_best):.1%} to the best, {min(to_worst):.1%} to {max(to_worst):.1%} to the "
+        "worst baseline",
+        min(to_worst) >= 0.8 * low and min(to_best) <= 1.2 * high,
         "on trace A; the text does not say against which baseline: agrees if the printed range is between the two",
         printed=f"{100 * low:.1f}–{high:.1%}",
         basis=Basis.CONSTRUCTION,
     )
+    return table.result("Queued TTFT by eviction policy", panels, notes)
 
 
 # -- Fig. 28
@@ -329,6 +371,7 @@ def fig28(given: FigureInputs) -> Result:
         return share(sum(replayed(requests, choice, lambda make: cache(make(), capacity), heard)[1]), blocks)
 
     table = Table(
+        given,
         Column("policy", "policy"),
         *columns(Basis.MEASURED, hit_ratio=("hits", ".1%"), over_gdfs=("over gdfs", "+.1%")),
         *columns(Basis.MEASURED, without_offset=("without ②", ".1%"), offset_gives=("② gives", "+.1%")),
@@ -340,7 +383,7 @@ def fig28(given: FigureInputs) -> Result:
         gives = plain, None if plain is None else ratio - plain
         values = ratio, ratio - ratios["gdfs"], *gives
         sizes = {"capacity_blocks": capacity, "requests": len(requests)}
-        table.add(LABELS.get(choice, choice), *values, **sizes, workload=part.name, basis=basis(part))
+        table.add(LABELS.get(choice, choice), *values, **sizes, workload=part.name, basis=part.basis)
     notes = [
         f"{MODEL.name}, CPU cache = HBM for KV, trace A. ① fitted distributions, ② the head of a prompt before its "
         "end, ③ life (Table 2). Without ① and ③ only the time since the last use decides.",
@@ -349,30 +392,31 @@ def fig28(given: FigureInputs) -> Result:
         "of the last use; so does workload_aware, as published. Without ②: told from the head on, without places.",
         *TESTBED_NOTES,
     ]
-    title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {shown(part)}"
-    add_ablation_claims(table.section("§4.3"), table.rows)
+    title = f"Fig. 28: {MODEL.name}, CPU cache = HBM for KV, {part.shown}"
+    add_ablation_claims(table)
     return table.result(title, _panels(table.rows), notes)
 
 
-def _of(rows: Rows, policy: str) -> Row:
-    return those(rows, policy=policy)[0]
+def _of(rows: RowList, policy: str) -> dict[str, Any]:
+    return rows.those(policy=policy)[0]
 
 
-def add_ablation_claims(section: Section, rows: Rows) -> None:
+def add_ablation_claims(table: Table) -> None:
+    rows = table.rows
     gdfs, lru, fitted, whole = (_of(rows, LABELS[each]) for each in ("gdfs", "lru", FITTED, WHOLE))
-    first = 100 * number(fitted, "over_gdfs")
-    over_lru = 100 * (number(fitted, "hit_ratio") - number(lru, "hit_ratio"))
-    second = 100 * (number(whole, "hit_ratio") - number(fitted, "hit_ratio"))
-    best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: number(row, "hit_ratio"))
-    with_best = 100 * (number(best, "hit_ratio") - number(fitted, "hit_ratio"))
-    section.finds(
+    first = 100 * fitted["over_gdfs"]
+    over_lru = 100 * (fitted["hit_ratio"] - lru["hit_ratio"])
+    second = 100 * (whole["hit_ratio"] - fitted["hit_ratio"])
+    best = max((_of(rows, choice) for choice in SWEEP), key=lambda row: row["hit_ratio"])
+    with_best = 100 * (best["hit_ratio"] - fitted["hit_ratio"])
+    table.finds(
         "using a distribution-based approach improves the hit rate by 1%",
         near(first, 1, "{:+.1f} points", "1 %"),
         f"① without ③ over gdfs, both with ②; {over_lru:+.1f} over lru. The text does not say over what, nor "
         "whether frequency, which ③ removes, is still in ① there",
         basis=claimed(gdfs, fitted),
     )
-    section.finds(
+    table.finds(
         "with the life regulator further increases the hit rate by 2.4 %",
         near(second, 2.4, "{:+.1f} points", "2.4 %"),
         f"③ with life {LIFE_S:g} s, the default; {with_best:+.1f} with the best one tried, "
@@ -381,17 +425,17 @@ def add_ablation_claims(section: Section, rows: Rows) -> None:
     )
 
 
-def _panels(rows: Rows) -> list[Panel]:
+def _panels(rows: RowList) -> list[Panel]:
     labels = [label for choice, label in LABELS.items() if choice != NEITHER]  # without ① and ③ it is lru
-    both = [_of(rows, label) for label in labels]
+    both = RowList(_of(rows, label) for label in labels)
     bars: dict[str, Sequence[float | None]] = {
-        "with ②": column(both, "hit_ratio"),
-        "without ②": column(both, "without_offset"),
+        "with ②": both.column("hit_ratio"),
+        "without ②": both.column("without_offset"),
     }
-    by_life = [(life, number(_of(rows, choice), "hit_ratio")) for choice, life in SWEEP.items()]
+    by_life = [(life, _of(rows, choice)["hit_ratio"]) for choice, life in SWEEP.items()]
     ends = by_life[0][0], by_life[-1][0]
     flat = [
-        Course(label, [(x, number(_of(rows, label), "hit_ratio")) for x in ends], dashed=True)
+        Course(label, [(x, _of(rows, label)["hit_ratio"]) for x in ends], dashed=True)
         for label in ("lru", "gdfs", LABELS[FITTED], BELADY)
     ]
     courses, default = [Course("WA ① ③ by life", by_life), *flat], Mark(f"{LIFE_S:g} s: the default", LIFE_S)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pinyon.routing.layer import Layer
-from pinyon.routing.target import Target
-from pinyon.routing.target_policy import Routed
+from pinyon.routing.target import Routed, Target
 from pinyon_lab.simulator.attempt import SimRequest
 from pinyon_lab.simulator.regions.programs import ProgramStep, routing_keys
 

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 
 from pinyon.routing.interface import PushingRule, TargetPolicy
 from pinyon.routing.layer import Layer
+from pinyon.routing.plain import PlainPolicy
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import PUSHING_RULES, UNLIMITED
 from pinyon.routing.queue import RequestQueue
-from pinyon.routing.target import Report, Target
-from pinyon.routing.target_policy import Routed, least_full
+from pinyon.routing.target import Report, Routed, Target, least_full
 from pinyon.routing.two_layers import RoutedRequest, TwoLayers, Where
 from pinyon_lab.simulator.regions.calls import ClientCall, Hop
 from pinyon_lab.simulator.regions.instances import Instances
@@ -21,7 +21,7 @@ from pinyon_lab.simulator.regions.settings import GLOBAL_VIEW, RoutingSystem
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 
-class GlobalView:
+class GlobalView(PlainPolicy):
     """A policy that takes an instance that holds the longest prefix of a prompt now; of several, the least busy."""
 
     name: ClassVar[str] = "global_view"
@@ -29,26 +29,11 @@ class GlobalView:
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
 
-    def add(self, name: str) -> None:
-        pass
-
-    def remove(self, name: str) -> None:
-        pass
-
     def choose(self, request: Routed, available: Sequence[Target]) -> Target:
         keys = block_keys(request.keys)
         held = [self._instances.held(target.name, keys) for target in available]
         most = max(held)
         return least_full([target for target, blocks in zip(available, held, strict=True) if blocks == most])
-
-    def waits_for(self, request: Routed, available: Sequence[Target], full: Sequence[Target]) -> Target | None:
-        return None
-
-    def affinity(self, request: Routed, name: str) -> int:
-        return 0
-
-    def sent(self, request: Routed, name: str) -> None:
-        pass
 
 
 ENDLESS = 1 << 30

@@ -109,11 +109,7 @@ def measured(world: RegionsWorld, samples: Samples, warm_s: float, until_s: floa
 def spread(served: Sequence[CallOutcome], value: Callable[[CallOutcome], float]) -> Spread:
     """Returns the spread of a value over requests, of which there is at least one."""
     values = sorted([value(each) for each in served])
-
-    def at(percent: int) -> float:
-        return values[len(values) * percent // 100]
-
-    return Spread(at(10), at(25), at(50), at(75), at(90), _mean(values))
+    return Spread._make([*[values[len(values) * percent // 100] for percent in (10, 25, 50, 75, 90)], _mean(values)])
 
 
 def _uneven(outstanding: Sequence[Sequence[int]]) -> float:

@@ -16,25 +16,9 @@ from pinyon_lab.simulator.cluster_settings import ClusterSettings, StepRule
 LOCAL_S: Final = 0.0005
 """The one-way time inside a region."""
 ROUND_TRIPS_S: Final[Mapping[tuple[str, str], float]] = {("us", "eu"): 0.09, ("us", "asia"): 0.15, ("eu", "asia"): 0.2}
-"""The round-trip times between regions. They are ours: the paper says that they are up to 200 ms (§2.1, §2.3)."""
+"""The round trips by pair of regions, in any order. Ours: the paper says that they take up to 200 ms (§2.1, §2.3)."""
 OTHERS_S: Final = 0.15
 """The round-trip time of regions that are not in the table."""
-
-
-class RegionNetwork:
-    """A network with latencies between regions. ``round_trips_s``: by pair, in any order."""
-
-    def __init__(self, round_trips_s: Mapping[tuple[str, str], float] = ROUND_TRIPS_S) -> None:
-        for pair, seconds in round_trips_s.items():
-            if not 0 <= seconds <= 60:
-                raise InvalidArgument(f"{' and '.join(pair)}: a round trip takes 0 to 60 s, not {seconds}")
-        self._trips_s = {frozenset(pair): seconds for pair, seconds in round_trips_s.items()}
-
-    def one_way_s(self, one: str, other: str) -> float:
-        return LOCAL_S if one == other else self._trips_s.get(frozenset((one, other)), OTHERS_S) / 2
-
-    def round_trip_s(self, one: str, other: str) -> float:
-        return 2 * self.one_way_s(one, other)
 
 
 BLOCK_TOKENS: Final = 16
@@ -88,12 +72,20 @@ class WorldSettings:
             raise InvalidArgument("there is at least one region, and in each no less than 0 instances", field="regions")
         if not any(self.instances.values()):
             raise InvalidArgument("at least one region has instances", field="regions")
+        for pair, seconds in self.round_trips_s.items():
+            if not 0 <= seconds <= 60:
+                raise InvalidArgument(f"{' and '.join(pair)}: a round trip takes 0 to 60 s, not {seconds}")
         if not 0.001 <= self.probe_s <= 60:
             raise InvalidArgument(f"probes come every 0.001 to 60 s, not {self.probe_s}", field="probe_s")
 
     @property
     def regions(self) -> tuple[str, ...]:
         return tuple(self.instances)
+
+    def one_way_s(self, one: str, other: str) -> float:
+        """Returns the time of a message from region to region."""
+        trips_s = self.round_trips_s
+        return LOCAL_S if one == other else trips_s.get((one, other), trips_s.get((other, one), OTHERS_S)) / 2
 
 
 PAPERS: Final = "pending:credits=false"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count, pairwise
 from random import Random
 
@@ -22,7 +23,7 @@ from pinyon_lab.simulator.regions.clients import RegionClients
 from pinyon_lab.simulator.regions.doors import Door, GlobalView
 from pinyon_lab.simulator.regions.instances import Instances
 from pinyon_lab.simulator.regions.programs import Program, RegionProgramSource
-from pinyon_lab.simulator.regions.settings import RegionNetwork, RoutingSystem, WorldSettings
+from pinyon_lab.simulator.regions.settings import RoutingSystem, WorldSettings
 from pinyon_lab.simulator.virtual_time import VirtualTime
 from pinyon_lab.simulator.world import Faults
 
@@ -43,7 +44,6 @@ class RegionsWorld:
     ) -> None:
         self.settings, self.system = settings, system
         self.time = VirtualTime()
-        self.network = RegionNetwork(settings.round_trips_s)
         heard = self.began, self.finished, self.failed
         self.instances = Instances(self.time, instance, machine, engine, *heard, faults)
         self.counts: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class RegionsWorld:
             clients.start()
         for place, door in enumerate(self.doors.values()):  # which probe at different moments
             delay_s = self.settings.probe_s * (place + 1) / len(self.doors)
-            self.time.after(delay_s, lambda door=door: self._probe(door))  # type: ignore[misc]
+            self.time.after(delay_s, partial(self._probe, door))
         self.time.run(math.inf if drain else until_s)
 
     def watch(self, progress: Callable[[float], None]) -> None:
@@ -133,7 +133,7 @@ class RegionsWorld:
 
     def distance(self, region: str, door: Door) -> tuple[float, str]:
         """Returns a key by which load balancers are sorted by distance."""
-        return self.network.one_way_s(region, door.region), door.region
+        return self.settings.one_way_s(region, door.region), door.region
 
     def _push(self, door: Door, call: ClientCall) -> None:
         name = call.hops[-1].name
@@ -148,7 +148,7 @@ class RegionsWorld:
 
     def _carry(self, call: ClientCall, sender: str, receiver: str, then: Callable[[], None]) -> None:
         """Sends a call from region to region, and calls ``then`` when it arrives."""
-        self._later(call, self.network.one_way_s(sender, receiver), then)
+        self._later(call, self.settings.one_way_s(sender, receiver), then)
 
     def _later(self, call: ClientCall, delay_s: float, then: Callable[[], None]) -> None:
         """Calls ``then``, which is the next thing that happens to the call, after a delay."""
@@ -169,9 +169,9 @@ class RegionsWorld:
         call = self.calls[request.number]
         delay_s, last = 0.0, self.home[call.instance()]
         for hop in reversed(call.hops):
-            delay_s += self.network.one_way_s(last, hop.region)
+            delay_s += self.settings.one_way_s(last, hop.region)
             last = hop.region
-            self.time.after(delay_s, lambda hop=hop: self._freed(hop))  # type: ignore[misc]
+            self.time.after(delay_s, partial(self._freed, hop))
         if self.system.told:
             self._told(call)
         self._later(call, self._way_back_s(call), lambda: self._end(call, "finished"))
@@ -181,14 +181,14 @@ class RegionsWorld:
 
     def _way_back_s(self, call: ClientCall) -> float:
         stops = [self.home[call.instance()], *[hop.region for hop in reversed(call.hops)], call.region]
-        return sum([self.network.one_way_s(one, other) for one, other in pairwise(stops)])
+        return sum([self.settings.one_way_s(one, other) for one, other in pairwise(stops)])
 
     def _told(self, call: ClientCall) -> None:
         """Reports the instance's load to its load balancer, which the answer's frames carry."""
         hop = call.hops[-1]
         if self.system.probes:
             report = self.instances.report(hop.name, hop.region)
-            delay_s = self.network.one_way_s(hop.region, self.home[hop.name])
+            delay_s = self.settings.one_way_s(hop.region, self.home[hop.name])
             self.time.after(delay_s, lambda: self._answered(self.doors[hop.region], {hop.name: report}))
 
     def _freed(self, hop: Hop) -> None:
@@ -220,7 +220,7 @@ class RegionsWorld:
         """Introduces a load balancer that has begun to all others, and the others to it."""
         for other in self.doors.values():
             if other is not door:
-                trip_s = self.network.round_trip_s(door.region, other.region)
+                trip_s = 2 * self.settings.one_way_s(door.region, other.region)
                 door.layers.remote.join(other.region, distance_s=trip_s, region=other.region)
                 if other.layers.remote.get(door.region) is None:
                     other.layers.remote.join(door.region, distance_s=trip_s, region=door.region)
@@ -228,7 +228,7 @@ class RegionsWorld:
 
     def join(self, door: Door, name: str) -> None:
         """Introduces an instance to its load balancer."""
-        door.layers.local.join(name, distance_s=self.network.round_trip_s(door.region, self.home[name]))
+        door.layers.local.join(name, distance_s=2 * self.settings.one_way_s(door.region, self.home[name]))
 
     def _probe(self, door: Door) -> None:
         """Has a load balancer probe its instances and its peers, and does so again later."""
@@ -248,7 +248,7 @@ class RegionsWorld:
 
     def _ask(self, door: Door, region: str) -> None:
         """Probes all instances that the load balancer has in ``region`` at once."""
-        one_way_s = self.network.one_way_s(door.region, region)
+        one_way_s = self.settings.one_way_s(door.region, region)
 
         def there() -> None:
             names = [name for name in self._owned(door) if self.home[name] == region]
@@ -264,11 +264,11 @@ class RegionsWorld:
         door.pump()
 
     def _ask_peer(self, door: Door, other: Door) -> None:
-        self.time.after(self.network.one_way_s(door.region, other.region), lambda: self._peer_asked(door, other))
+        self.time.after(self.settings.one_way_s(door.region, other.region), lambda: self._peer_asked(door, other))
 
     def _peer_asked(self, door: Door, other: Door) -> None:
         report = other.report(door.region, len(self.doors) - 1)
-        one_way_s = self.network.one_way_s(door.region, other.region)
+        one_way_s = self.settings.one_way_s(door.region, other.region)
         self.time.after(one_way_s, lambda: self._told_by_peer(door, other, report))
 
     def _told_by_peer(self, door: Door, other: Door, report: Report) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,69 +12,24 @@ from numpy.typing import NDArray
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.traces.formats import TraceRow
 
-PIECE_IDS = 1 << 20
-DENSE = 2
-"""The ratio of the largest id to the count of ids below which ids serve as numbers."""
-SMALL = (1 << 31) - 1
-
-
-class Pieces:
-    """All ids of a trace in pieces: 4 bytes an id where they are small, else 8."""
-
-    def __init__(self) -> None:
-        self._pieces: list[NDArray[np.int64] | NDArray[np.int32]] = []
-        self._last = array("q")
-        self._count = 0
-        self._greatest = -1
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, ids: Sequence[int]) -> None:
-        self._last.extend(ids)
-        self._count += len(ids)
-        if len(self._last) >= PIECE_IDS:
-            self._seal()
-
-    def _seal(self) -> None:
-        piece = np.asarray(self._last)
-        greatest = int(piece.max(initial=-1))
-        self._greatest = max(self._greatest, greatest)
-        self._pieces.append(piece.astype(np.int32) if greatest <= SMALL else piece)
-        self._last = array("q")
-
-    def numbered(self) -> tuple[NDArray[np.int32], int]:
-        """Returns each id's number in order, and a bound on the numbers. The pieces are gone afterwards."""
-        self._seal()
-        dense = self._greatest < min(DENSE * self._count, SMALL)
-        known = None if dense else _unlike(np.concatenate([_unlike(piece) for piece in self._pieces]))
-        numbers, at = np.empty(self._count, np.int32), 0
-        self._pieces.reverse()
-        while self._pieces:
-            piece = self._pieces.pop()
-            part = numbers[at : at + len(piece)]
-            at += len(piece)
-            if known is None:
-                part[:] = piece
-            else:
-                # sorted needles are found many times faster: their neighbours are still in the processor's cache
-                order = np.argsort(piece)
-                part[order] = np.searchsorted(known, piece[order])
-        return numbers, self._greatest + 1 if known is None else len(known)
-
-
-def _unlike(values: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64]:
-    """Returns the distinct values in order. NumPy's own ``unique`` hashes, and needs many times the memory and time."""
-    ranked = np.sort(values.astype(np.int64, copy=False))
-    new = np.ones(len(ranked), bool)
-    new[1:] = ranked[1:] != ranked[:-1]
-    found: NDArray[np.int64] = ranked[new]
-    return found
-
-
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+def numbered(ids: array[int]) -> tuple[Ints, int]:
+    """Returns the number of each id in the order of their values, and how many there are."""
+    values = np.asarray(ids)
+    # NumPy's own ``unique`` hashes, and needs many times the memory and time.
+    order = np.argsort(values)
+    ranked = values[order]
+    new = np.zeros(len(ranked), np.int32)
+    new[1:] = ranked[1:] != ranked[:-1]
+    del ranked
+    numbers = np.empty(len(order), np.int32)
+    numbers[order] = np.cumsum(new, dtype=np.int32)
+    return numbers, int(numbers.max(initial=-1)) + 1
+
 
 ROW_BYTES = 640
 """A bound on the memory of one row. These columns take 56 bytes, the names of its chat, user and parent some 300 in
@@ -166,7 +121,7 @@ def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int)
     times, inputs, outputs, kind_of, turns, user_of, session_of, parents, lengths = (each.append for each in numbers)
     kinds: dict[str, int] = {}
     users: dict[str, int] = {}
-    sessions, pieces = _Sessions(), Pieces()
+    sessions, ids = _Sessions(), array("q")
     count = looked_at = 0
     for count, row in enumerate(rows, 1):
         times(row.time_s)  # type: ignore[arg-type]
@@ -181,17 +136,17 @@ def read_columns(rows: Iterable[TraceRow], block_tokens: int, memory_bytes: int)
         session_of(session)
         parents(parent)
         lengths(len(row.blocks))
-        pieces.add(row.blocks)
-        if count % ROWS_EVERY == 0 or len(pieces) - looked_at >= IDS_EVERY:
-            looked_at = len(pieces)
+        ids.extend(row.blocks)
+        if count % ROWS_EVERY == 0 or len(ids) - looked_at >= IDS_EVERY:
+            looked_at = len(ids)
             _check(count, looked_at, memory_bytes)
     if not count:
         raise InvalidArgument("the trace has no whole row", field="trace")
-    _check(count, len(pieces), memory_bytes)
+    _check(count, len(ids), memory_bytes)
     time_s, input_tokens, output_tokens, kind_number, turn, user, session_number, parent_row, length = map(
         np.asarray, numbers
     )
-    blocks, bound = pieces.numbered()
+    blocks, bound = numbered(ids)
     columns = TraceColumns(
         block_tokens,
         *(time_s, input_tokens, output_tokens, kind_number, list(kinds), turn),

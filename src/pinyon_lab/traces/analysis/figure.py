@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from pinyon_lab.pictures import Course, Panel
 
 Value = int | float | str | None
+Heads = dict[str, str | tuple[str, str]]
+"""The columns of a table by key: a form each, or a form and a label."""
 
 
 class AnalysisColumn(NamedTuple):
@@ -65,6 +68,14 @@ class TraceFigure:
 
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
         self.facts.append(Fact(AnalysisColumn(key, form, label), value, paper))
+
+    def table(
+        self, key: str, title: str, rows: Iterable[tuple[Value, ...]], /, **columns: str | tuple[str, str]
+    ) -> None:
+        """Adds a table; ``columns`` are by key, each a form, or a form and a label."""
+        parts = {name: (each,) if isinstance(each, str) else each for name, each in columns.items()}
+        heads = tuple(AnalysisColumn(name, *each) for name, each in parts.items())
+        self.tables.append(AnalysisTable(key, title, heads, list(rows)))
 
     def json(self) -> dict[str, Any]:
         """Returns the figure without plots: tables have the numbers."""

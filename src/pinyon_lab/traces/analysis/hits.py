@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Bars, Courses, Heat
 from pinyon_lab.traces.analysis.columns import NO_TURNS, Floats, TraceColumns
-from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, course
+from pinyon_lab.traces.analysis.figure import Heads, TraceFigure, course
 from pinyon_lab.traces.analysis.groups import Windows
 from pinyon_lab.traces.analysis.uses import Step, Survey
 
@@ -36,16 +36,11 @@ def hit_ratio(survey: Survey, windows: Windows) -> TraceFigure:
     hits_by_window = np.bincount(windows.of, survey.hits, len(windows))
     ratio = hits_by_window / np.maximum(1, by_window)
     requests = np.bincount(windows.of, minlength=len(windows))
-    heads = (
-        *(AnalysisColumn("start", "", "from"), AnalysisColumn("requests", ","), AnalysisColumn("blocks", ",.0f")),
-        *(AnalysisColumn("hit_blocks", ",.0f", "hits"), AnalysisColumn("hit_ratio", ".1%", "hit ratio")),
-    )
-    rows = zip(
-        *(windows.labels(), requests.tolist(), by_window.tolist(), hits_by_window.tolist()),
-        [each if some else None for each, some in zip(ratio.tolist(), by_window, strict=True)],
-        strict=True,
-    )
-    figure.tables.append(AnalysisTable("windows", "by window", heads, list(rows)))
+    known = [each if some else None for each, some in zip(ratio.tolist(), by_window, strict=True)]
+    counts = (each.tolist() for each in (requests, by_window, hits_by_window))
+    rows = zip(windows.labels(), *counts, known, strict=True)
+    heads: Heads = {"start": ("", "from"), "requests": ",", "blocks": ",.0f", "hit_blocks": (",.0f", "hits")}
+    figure.table("windows", "by window", rows, **heads, hit_ratio=(".1%", "hit ratio"))
     x = windows.starts_s
     peak = max(1.0, float(by_window.max()))
     lines = (
@@ -76,11 +71,8 @@ def request_types(survey: Survey) -> TraceFigure:
         multi = float((columns.turn[of] > 1).mean())
         rows.append((name or "request", float(of.sum() / total), multi, float(survey.hits[of].sum() / hits)))
     rows.sort(key=lambda row: -row[1])
-    heads = (
-        *(AnalysisColumn("type"), AnalysisColumn("share", ".1%", "of requests")),
-        *(AnalysisColumn("multi_turn", ".2%", "multi-turn"), AnalysisColumn("hits", ".1%", "of hits")),
-    )
-    figure.tables.append(AnalysisTable("types", "by type", heads, list(rows)))
+    heads = {"share": (".1%", "of requests"), "multi_turn": (".2%", "multi-turn"), "hits": (".1%", "of hits")}
+    figure.table("types", "by type", rows, type="", **heads)
     figure.notes.append(
         "The paper's Fig. 5: text 78 % of A (47 % multi-turn), file 4 % (51 %), multimodal 3 % (10 %), search 15 % "
         "(49 %); API 100 % of B (0.08 %)."
@@ -108,10 +100,8 @@ def shared_prefix(survey: Survey) -> TraceFigure:
     points = np.linspace(0, 1, CDF_POINTS)
     # x <= point: a rate is a fraction of tokens, far coarser than the rounding of a point
     cdf = np.searchsorted(np.sort(rate), points + 1e-12, side="right") / len(rate)
-    heads = (AnalysisColumn("rate", ".0%", "rate up to"), AnalysisColumn("share", ".1%", "of requests"))
-    figure.tables.append(
-        AnalysisTable("cdf", "requests by rate", heads, list(zip(points.tolist(), cdf.tolist(), strict=True)))
-    )
+    rows = zip(points.tolist(), cdf.tolist(), strict=True)
+    figure.table("cdf", "requests by rate", rows, rate=(".0%", "rate up to"), share=(".1%", "of requests"))
     figure.notes.append(
         f"Known to a block of {columns.block_tokens} tokens: what two prompts share of one that differs is not seen."
     )
@@ -181,14 +171,11 @@ class CrossUser:
         figure.fact("own", "hits on blocks that the same user stored", self._own / max(1, total), ".1%", "most (§3.2)")
         figure.fact("other", "hits on another user's blocks", self._other / max(1, total), ".1%", "rare (§3.2)")
         grid = (self._grid / max(1.0, self._grid.max())).reshape(self._size, self._size)
-        heads = (
-            AnalysisColumn("by", "", "group"),
-            *(AnalysisColumn(f"of_{at}", ".3f", str(at)) for at in range(self._size)),
-        )
+        heads = {f"of_{at}": (".3f", str(at)) for at in range(self._size)}
         rows = [(at, *line) for at, line in enumerate(grid.tolist())]
         each = self._users / self._size
         title = f"hits by a group of users (down) on blocks of another (across), 1 = most; {each:.3g} users a group"
-        figure.tables.append(AnalysisTable("grid", title, heads, rows))
+        figure.table("grid", title, rows, by=("", "group"), **heads)
         figure.notes.append(
             f"Users are ranked by requests and put into {self._size} groups of equal size; the diagonal holds hits "
             "within a group, the facts above tell users apart. Colours are those of the square root, so that what is "
@@ -219,7 +206,7 @@ def hits_by_user(survey: Survey) -> TraceFigure:
         figure.fact("users_for_90", "users with 90 % of the hits", share_with(by_user, 0.9), ".1%", printed)
         figure.fact("users_for_50", "users with 50 % of the hits", share_with(by_user, 0.5), ".1%")
         lines.append(course("users", *_cumulative(by_user)))
-        figure.tables.append(_ranked("hits", by_user))
+        _rank(figure, "hits", by_user)
         figure.notes.append(
             "The paper says “of the user requests”: both users and requests, each ranked by hits, are given."
         )
@@ -239,14 +226,13 @@ def requests_by_user(columns: TraceColumns) -> TraceFigure:
     figure.fact("users_for_50", "users with 50 % of the requests", share_with(requests, 0.5), ".1%", "A 19 % (§3.2)")
     printed = "A 72 %, B 15 % (§3.2)"
     figure.fact("users_for_90", "users with 90 % of the requests", share_with(requests, 0.9), ".1%", printed)
-    figure.tables.append(_ranked("requests", requests))
+    _rank(figure, "requests", requests)
     lines = [course("requests", *_cumulative(requests))]
     title, users = "Cumulative requests", "users, most requests first"
     figure.plots.append(Courses(title, users, "of the requests", lines, linear=True))
     return figure
 
 
-def _ranked(what: str, values: Floats) -> AnalysisTable:
-    x, y = _cumulative(values)
-    heads = (AnalysisColumn("users", ".1%"), AnalysisColumn(what, ".1%", f"of the {what}"))
-    return AnalysisTable("cumulative", f"most {what} first", heads, list(zip(x, y, strict=True)))
+def _rank(figure: TraceFigure, what: str, values: Floats) -> None:
+    rows = zip(*_cumulative(values), strict=True)
+    figure.table("cumulative", f"most {what} first", rows, users=".1%", **{what: (".1%", f"of the {what}")})

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses
 from pinyon_lab.traces.analysis.columns import TraceColumns
-from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, Value, course
+from pinyon_lab.traces.analysis.figure import Heads, TraceFigure, Value, course
 from pinyon_lab.traces.analysis.groups import Categories, Windows, types_by_turn
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS
 from pinyon_lab.traces.analysis.turns import WindowMeans
@@ -50,10 +50,9 @@ def lifespans(survey: Survey) -> TraceFigure:
     x = np.geomspace(SHOWN_LEAST_S, max(10 * SHOWN_LEAST_S, float(spans_s[-1])), 200)
     y = np.searchsorted(spans_s, x, side="right") / len(spans_s)
     figure.plots.append(Courses("Lifespan of blocks", "lifespan, s", "blocks up to it", [course("blocks", x, y)]))
-    heads = (AnalysisColumn("lifespan_s", "s", "up to"), AnalysisColumn("share", ".1%", "of blocks"))
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]
-    figure.tables.append(AnalysisTable("cdf", "blocks by lifespan", heads, list(rows)))
+    figure.table("cdf", "blocks by lifespan", rows, lifespan_s=("s", "up to"), share=(".1%", "of blocks"))
     return figure
 
 
@@ -71,24 +70,6 @@ def lifespans_by_category(survey: Survey, categories: Categories, windows: Windo
 
 
 GIB = 1 << 30
-
-
-def _models() -> AnalysisTable:
-    heads = (
-        *(
-            AnalysisColumn("model"),
-            AnalysisColumn("token_bytes", ",", "bytes a token"),
-            AnalysisColumn("gpus", "", "GPUs"),
-        ),
-        *(
-            AnalysisColumn("kv_hbm_bytes", ",.0f", "HBM for KV, bytes"),
-            AnalysisColumn("source", "", "bytes a token are"),
-        ),
-    )
-    rows: list[tuple[Value, ...]] = [
-        (each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS
-    ]
-    return AnalysisTable("models", "models, on A800-80GB", heads, rows)
 
 
 def request_sizes(columns: TraceColumns) -> TraceFigure:
@@ -109,16 +90,13 @@ def request_sizes(columns: TraceColumns) -> TraceFigure:
                 at = np.unique(np.linspace(0, len(some) - 1, 300).astype(np.int64))
                 x = np.maximum(some[at], 1) * each * 100
                 lines.append(course(model.name, x, (at + 1) / len(some)))
-    heads = (
-        *(AnalysisColumn("type"), AnalysisColumn("turn"), AnalysisColumn("model"), AnalysisColumn("requests", ",")),
-        *(AnalysisColumn("mean_tokens", ",.0f", "mean tokens"), AnalysisColumn("mean", ".2%")),
-        *(
-            AnalysisColumn("p50", ".2%", "P50"),
-            AnalysisColumn("p90", ".2%", "P90"),
-            AnalysisColumn("p99", ".2%", "P99"),
-        ),
-    )
-    figure.tables += [AnalysisTable("sizes", "share of the HBM for KV", heads, rows), _models()]
+    heads: Heads = {"type": "", "turn": "", "model": "", "requests": ",", "mean_tokens": (",.0f", "mean tokens")}
+    percentiles = {f"p{100 * share:.0f}": (".2%", f"P{100 * share:.0f}") for share in shares}
+    figure.table("sizes", "share of the HBM for KV", rows, **heads, mean=".2%", **percentiles)
+    of_models = [(each.name, each.token_bytes, each.gpus, each.kv_hbm_bytes, each.source) for each in MODELS]
+    heads = {"model": "", "token_bytes": (",", "bytes a token"), "gpus": ("", "GPUs")}
+    heads |= {"kv_hbm_bytes": (",.0f", "HBM for KV, bytes"), "source": ("", "bytes a token are")}
+    figure.table("models", "models, on A800-80GB", of_models, **heads)
     figure.notes += [
         KV_HBM_FORMULA,
         "The paper, A's text requests on Qwen2-7B: mean 0.09 % single-turn, 0.56 % multi-turn; P50, P90, P99 0.09, "
@@ -158,14 +136,10 @@ def ideal_capacity(survey: Survey, windows: Windows) -> TraceFigure:
         paper = "A 4 (§3.5)" if model.name == "Llama3-70B" else ""
         rows.append((model.name, most * block_bytes / GIB, ratio, paper))
         lines.append(course(model.name, windows.starts_s, peak * block_bytes / model.kv_hbm_bytes))
-    heads = (
-        *(AnalysisColumn("model"), AnalysisColumn("peak_gib", ",.1f", "most, GiB")),
-        *(AnalysisColumn("peak_ratio", ",.2f", "× HBM for KV"), AnalysisColumn("paper")),
-    )
-    figure.tables.append(AnalysisTable("models", "at its most", heads, rows))
-    by_window = (AnalysisColumn("start", "", "from"), AnalysisColumn("peak_blocks", ",", "most blocks"))
-    table = list(zip(windows.labels(), peak.tolist(), strict=True))
-    figure.tables.append(AnalysisTable("windows", "by window", by_window, list(table)))
+    heads = {"peak_gib": (",.1f", "most, GiB"), "peak_ratio": (",.2f", "× HBM for KV")}
+    figure.table("models", "at its most", rows, model="", **heads, paper="")
+    by_window = zip(windows.labels(), peak.tolist(), strict=True)
+    figure.table("windows", "by window", by_window, start=("", "from"), peak_blocks=(",", "most blocks"))
     figure.notes += [
         KV_HBM_FORMULA,
         "All requests against the HBM of one instance, however many they need: the paper takes the most that one "

@@ -22,7 +22,7 @@ from pinyon.eviction.day_fits import CATEGORIES_MAX, HOUR_S, HOURS, DayFits
 from pinyon.eviction.fit import UNKNOWN, Sums, fitted
 from pinyon_lab.pictures import Courses, Heat
 from pinyon_lab.traces.analysis.columns import NO_TURNS, Floats, TraceColumns
-from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, Value, course
+from pinyon_lab.traces.analysis.figure import TraceFigure, Value, course
 from pinyon_lab.traces.analysis.groups import OTHER, Categories, Windows, types_by_turn
 from pinyon_lab.traces.analysis.uses import PARTS, Blocks, Step, walk
 
@@ -173,15 +173,9 @@ class ReuseTimes:
         mean = float(np.average(distances, weights=weights)) if distances else None
         figure.fact("fits", "fits", len(rows), ",")
         figure.fact("mean_ks", "mean Kolmogorov-Smirnov distance, by reuses", mean, ".3f", "“fit well” (§3.4)")
-        heads = (
-            *(AnalysisColumn("category"), AnalysisColumn("hour"), AnalysisColumn("reuses", ",")),
-            *(
-                AnalysisColumn("share", ".1%", "of blocks"),
-                AnalysisColumn("mean_s", "s", "mean"),
-                AnalysisColumn("ks", ".3f", "KS"),
-            ),
-        )
-        figure.tables.append(AnalysisTable("fits", "by category and hour of the use before", heads, rows))
+        heads = {"share": (".1%", "of blocks"), "mean_s": ("s", "mean"), "ks": (".3f", "KS")}
+        title = "by category and hour of the use before"
+        figure.table("fits", title, rows, category="", hour="", reuses=",", **heads)
         figure.notes.append(
             "The fit is the sample's mean (maximum likelihood). KS: the greatest distance of the two distribution "
             "functions, 0 is a perfect fit; blocks of one request are reused together, so that a test of significance "
@@ -219,9 +213,8 @@ def _quantiles(figure: TraceFigure, named: list[tuple[str, Floats]]) -> None:
     rows: list[tuple[Value, ...]] = [
         (name, int(counts.sum()), *(quantile_s(counts, share) for share in shares)) for name, counts in named
     ]
-    quantiles = (AnalysisColumn(f"p{round(100 * share)}_s", "s", f"P{round(100 * share)}") for share in shares)
-    heads = (AnalysisColumn("requests"), AnalysisColumn("reuses", ","), *quantiles)
-    figure.tables.append(AnalysisTable("quantiles", "reuse time", heads, rows))
+    quantiles = {f"p{round(100 * share)}_s": ("s", f"P{round(100 * share)}") for share in shares}
+    figure.table("quantiles", "reuse time", rows, requests="", reuses=",", **quantiles)
     lines = []
     for name, counts in named[:8]:
         x = _bins_drawn(counts)
@@ -300,11 +293,9 @@ def _grid(figure: TraceFigure, name: str, counts: NDArray[np.int64]) -> None:
         rows.append((stride * 100 // PARTS, line))
     key = name.replace(", ", "_").replace("-", "_").replace(" ", "_")
     offsets = [f"{100 * offset // PARTS} %" for offset in range(PARTS)]
-    cells = (AnalysisColumn(f"offset_{100 * at // PARTS}", ".0%", offset) for at, offset in enumerate(offsets))
-    heads = (AnalysisColumn("stride_percent", "", "stride, %"), *cells)
-    figure.tables.append(
-        AnalysisTable(key, f"{name}: by stride (down) and offset (across)", heads, [(s, *v) for s, v in rows])
-    )
+    heads = {f"offset_{100 * at // PARTS}": (".0%", offset) for at, offset in enumerate(offsets)}
+    title, cells = f"{name}: by stride (down) and offset (across)", [(s, *v) for s, v in rows]
+    figure.table(key, title, cells, stride_percent=("", "stride, %"), **heads)
     figure.plots.append(
         Heat(f"{name}, by stride", "offset", "hit ratio", offsets, [(f"{s} %", v) for s, v in rows], numbers=True)
     )

@@ -44,10 +44,9 @@ def turn_numbers(columns: TraceColumns) -> TraceFigure:
         figure.fact("session_single", "sessions of one turn", float((of_sessions == 1).mean()), ".1%")
         lines.append(_cdf("sessions", of_sessions))
     turns, requests = np.unique(of_requests, return_counts=True)
-    heads = (AnalysisColumn("turn", ","), AnalysisColumn("requests", ","), AnalysisColumn("share", ".1%", "up to it"))
     share = (np.cumsum(requests) / requests.sum()).tolist()
-    rows = list(zip(turns.tolist(), requests.tolist(), share, strict=True))
-    figure.tables.append(AnalysisTable("turns", "requests by turn", heads, list(rows)))
+    rows = zip(turns.tolist(), requests.tolist(), share, strict=True)
+    figure.table("turns", "requests by turn", rows, turn=",", requests=",", share=(".1%", "up to it"))
     figure.plots.append(Courses("Turns", "turn", "up to it", lines))
     return figure
 
@@ -91,14 +90,8 @@ def turns_by_user(columns: TraceColumns) -> TraceFigure:
     figure.fact("deviation_max", "largest standard deviation", float(deviation.max()), ".1f", printed)
     shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
     by_share = (np.quantile(each, shares, method="inverted_cdf").tolist() for each in (mean, deviation))
-    heads = (
-        AnalysisColumn("share", ".0%", "users up to"),
-        AnalysisColumn("mean", ".2f"),
-        AnalysisColumn("deviation", ".2f"),
-    )
-    figure.tables.append(
-        AnalysisTable("quantiles", "users, by either", heads, list(zip(shares, *by_share, strict=True)))
-    )
+    rows = zip(shares, *by_share, strict=True)
+    figure.table("quantiles", "users, by either", rows, share=(".0%", "users up to"), mean=".2f", deviation=".2f")
     at = np.unique(np.linspace(0, len(mean) - 1, 200).astype(np.int64))
     x = (at + 1) / len(mean)
     lines = [course(label, x, np.sort(each)[at]) for label, each in (("mean", mean), ("deviation", deviation))]
@@ -152,16 +145,12 @@ class WindowMeans:
             if len(some):
                 least, most = float(some.min()), float(some.max())
                 rows.append((name, int(count.sum()), float(total.sum() / count.sum()), least, most))
-        heads: tuple[AnalysisColumn, ...] = (
-            *(AnalysisColumn("category"), AnalysisColumn("count", ",", "number"), AnalysisColumn("mean", form, what)),
-            *(AnalysisColumn("min", form, "least window"), AnalysisColumn("max", form, "greatest window")),
-        )
-        figure.tables.append(AnalysisTable("categories", "by category", heads, list(rows)))
+        heads = {"count": (",", "number"), "mean": (form, what), "min": (form, "least window")}
+        figure.table("categories", "by category", rows, category="", **heads, max=(form, "greatest window"))
         labels = self._windows.labels()
-        heads = (AnalysisColumn("start", "", "from"), *(AnalysisColumn(name, form) for name in names))
         none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
-        figure.tables.append(
-            AnalysisTable("windows", "by window", heads, list(zip(labels, *none_as_none, strict=True)))
-        )
-        drawn = [(name, line) for name, line in zip(names, none_as_none, strict=True)]
+        columns = (AnalysisColumn("start", "", "from"), *(AnalysisColumn(name, form) for name in names))
+        by_window = list(zip(labels, *none_as_none, strict=True))
+        figure.tables.append(AnalysisTable("windows", "by window", columns, by_window))
+        drawn = list(zip(names, none_as_none, strict=True))
         figure.plots.append(Heat(figure.title, "time", what, labels, drawn))

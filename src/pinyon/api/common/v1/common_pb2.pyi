@@ -177,7 +177,7 @@ class Region(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., location: _Optional[str] = ..., length_bytes: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("host", "port", "boot_id", "regions", "nics", "topology", "shm_address", "host_id", "nixl")
+    __slots__ = ("host", "port", "boot_id", "regions", "nics", "topology", "shm_address", "host_id")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -186,7 +186,6 @@ class Segment(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
     SHM_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
-    NIXL_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     boot_id: str
@@ -195,8 +194,7 @@ class Segment(_message.Message):
     topology: _containers.RepeatedCompositeFieldContainer[MemoryAffinity]
     shm_address: str
     host_id: str
-    nixl: bool
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., boot_id: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., topology: _Optional[_Iterable[_Union[MemoryAffinity, _Mapping]]] = ..., shm_address: _Optional[str] = ..., host_id: _Optional[str] = ..., nixl: _Optional[bool] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., boot_id: _Optional[str] = ..., regions: _Optional[_Iterable[_Union[Region, _Mapping]]] = ..., nics: _Optional[_Iterable[_Union[Nic, _Mapping]]] = ..., topology: _Optional[_Iterable[_Union[MemoryAffinity, _Mapping]]] = ..., shm_address: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class Nic(_message.Message):
     __slots__ = ("name", "transport", "address", "port", "network")

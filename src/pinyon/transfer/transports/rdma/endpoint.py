@@ -45,7 +45,7 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
         """Makes the queue pair on the HCA called ``name``; ``pair`` must be called next. Raises VerbsError."""
         most = context.limits.max_regions, rdma_wire.MAX_PARTS, rdma_wire.MAX_KEYS
-        super().__init__(context, link, rdma_wire.pack_touch(), KnownKeys(*most, lambda: None))
+        super().__init__(context, link, rdma_wire.pack_touch(), KnownKeys(*most))
         self._hcas = hcas
         self._largest = 0
         """The bytes that one work request may move."""

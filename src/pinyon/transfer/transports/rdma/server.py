@@ -33,10 +33,9 @@ class RdmaServer:
 
     def __init__(self, context: EngineContext, hcas: HcaTable) -> None:
         self._context = context
-        self._limits = context.limits
-        self._clock = context.clock
-        self._table = LentTable()
-        context.memory.on_revoke.append(self._table.take_back)
+        self._lent: set[LentMemory] = set()
+        """The registrations of each link."""
+        context.memory.on_revoke.append(self._take_back)
         self._hcas = hcas
 
     def serve(self, inbound: InboundLink) -> None:
@@ -45,7 +44,7 @@ class RdmaServer:
         head = memoryview(bytearray(rdma_wire.HEADER_BYTES))
         while inbound.receive_request(head):
             header = rdma_wire.parse_request(head)
-            deadline = self._clock() + self._limits.stall_s
+            deadline = self._context.clock() + self._context.limits.stall_s
             body = inbound.stream.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is RdmaOp.PAIR:
                 if paired:  # also after a failed PAIR: what it had made ends with the link
@@ -68,8 +67,9 @@ class RdmaServer:
             return None, rdma_wire.pack_paired(RdmaCode.NO_HCA, None)
         inbound.on_end.append(lambda: self._hcas.leave(hca, inbound))
         try:
-            lent = LentMemory(hca, self._table)
-            inbound.on_end.append(lent.close)
+            lent = LentMemory(hca)
+            self._lent.add(lent)
+            inbound.on_end += [lambda: self._lent.remove(lent), lent.close]
             pair = QueuePair(hca, lent.pd, posts=False)
             # Destroyed before its memory and the HCA are let go, and before a waiter for the link's end goes on.
             inbound.on_end.append(pair.close)
@@ -91,6 +91,12 @@ class RdmaServer:
             return rdma_wire.pack_resolved(RdmaCode.NO_ROOM, [])
         return rdma_wire.pack_resolved(RdmaCode.OK, grants)
 
+    def _take_back(self, grant: Grant) -> None:
+        """Takes the grant back from all links: from then on no NIC lets a peer touch anything for it."""
+        if grant.lent:
+            for lent in list(self._lent):
+                lent.take_back(grant)
+
 
 def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:
     region = grant.region
@@ -106,47 +112,11 @@ def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:
         raise
 
 
-class LentTable:
-    """The links that hold registrations, by grant. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._links: dict[Grant, set[LentMemory]] = {}
-
-    def note(self, grant: Grant, link: LentMemory) -> bool:
-        """Notes that the link is about to lend the grant. Returns False if the grant is being revoked."""
-        with self._lock:
-            # Checked under the lock: ``take_back`` is called after the grant died, and from then on nothing is lent.
-            if not grant.alive:
-                return False
-            grant.lent = True
-            self._links.setdefault(grant, set()).add(link)
-            return True
-
-    def forget(self, grants: list[Grant], link: LentMemory) -> None:
-        """Forgets these grants of a link that has ended."""
-        with self._lock:
-            for grant in grants:
-                links = self._links.get(grant)
-                if links is not None:
-                    links.discard(link)
-                    if not links:
-                        del self._links[grant]
-
-    def take_back(self, grant: Grant) -> None:
-        """Takes the grant back from all links: from then on no NIC lets a peer touch anything for it."""
-        with self._lock:
-            links = self._links.pop(grant, set())
-        for link in links:
-            link.take_back(grant)
-
-
 class LentMemory:
     """The protection domain of one link, and what is registered in it."""
 
-    def __init__(self, hca: Hca, table: LentTable) -> None:
+    def __init__(self, hca: Hca) -> None:
         """Makes the protection domain. Raises :class:`VerbsError` if the HCA has no room."""
-        self._table = table
         self._lock = threading.Lock()
         self._lent: dict[Grant, tuple[list[Any], RegionGrant]] = {}
         with verb(f"no protection domain on {hca.nic.name}"):
@@ -160,7 +130,8 @@ class LentMemory:
             known = self._lent.get(grant)
             if known is not None:
                 return known[1]
-            if not self._table.note(grant, self):
+            grant.lent = True  # before the next look: a thread that revokes sees this, or has shut the grant already
+            if not grant.alive:
                 return None
             handles: list[Any] = []
             keys: list[tuple[int, int]] = []
@@ -187,10 +158,8 @@ class LentMemory:
     def close(self) -> None:
         """Frees everything, after the link's queue pair was closed."""
         with self._lock:
-            grants, lent = list(self._lent), list(self._lent.values())
-            self._lent.clear()
-            for handles, _ in lent:
+            for handles, _ in self._lent.values():
                 for handle in handles:
                     free(handle)
+            self._lent.clear()
             free(self.pd)
-        self._table.forget(grants, self)

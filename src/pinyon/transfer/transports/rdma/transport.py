@@ -18,12 +18,10 @@ from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.server import RdmaServer
-from pinyon.transfer.transports.rdma.verbs import VerbsError, rdma_available
+from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.types.nic import Nic, same_network
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["RdmaTransport", "rdma_available"]
 
 _log = logging.getLogger(__name__)
 _MAX_ADDRESSES = 3
@@ -33,8 +31,6 @@ _CLOSE_S = 10.0
 
 class RdmaTransport(Endpoints[RdmaEndpoint]):
     """The initiator's side of rdma; ``service`` is the serving side."""
-
-    name = "rdma"
 
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic]) -> None:
         """Takes this host's ``nics`` by name (none: all that are active). An HCA is opened when it is first needed."""

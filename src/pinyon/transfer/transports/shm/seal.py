@@ -32,10 +32,7 @@ class Seals:
     done in it. Streaming stores are in order too: the lock below has locked instructions, which are full barriers.
     Elsewhere the fence puts a barrier into every running thread between the two stores: a reader has its data before
     the barrier, or loads the seal after it. A seal's bytes need not be loaded at once: one old byte proves that its
-    load came before the zeros.
-
-    By RDMA (NIXL) the same order holds: the NIC reads the seal after the data. It sees the owner's earlier stores
-    before the later ones, since PCI Express keeps a device's reads coherent."""
+    load came before the zeros."""
 
     def __init__(self, page: memoryview) -> None:
         """Takes the page, which stays after ``close`` for READs that come late; no seal in it is intact then."""

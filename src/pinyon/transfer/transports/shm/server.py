@@ -78,8 +78,7 @@ class _Session:
             if got is None:
                 inbound.rest()
                 got = stream.await_some(inbox, clock() + limits.idle_s)
-                if got and not inbound.work():
-                    return
+                inbound.work()
             if not got:
                 return
             deadline = clock() + limits.base_deadline_s

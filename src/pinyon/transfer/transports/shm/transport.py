@@ -20,7 +20,7 @@ from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
-from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet, shm_available
+from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
 from pinyon.transfer.transports.shm.seal import Seals, new_page
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
@@ -28,8 +28,6 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
-
-__all__ = ["ShmTransport", "shm_available"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class _Endpoint(Endpoint):
         self._table = context.memory
         self._clock = context.clock
         most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
-        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(*most, lambda: None)
+        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(*most)
         self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
@@ -234,8 +232,6 @@ def _plan_read(chain: Chain, places: dict[bytes, shm_wire.ShmPlace]) -> tuple[li
 
 class ShmTransport(Endpoints[_Endpoint]):
     """The initiator's side of shm, where it is available; :class:`ShmService` is the serving side."""
-
-    name = "shm"
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context, context.limits.connections_per_peer)

@@ -46,8 +46,6 @@ _HEAD = Struct("!HBBIQQ")
 _PLACE = Struct("!BIQQ16s")
 _SPAN = Struct("!QQ")
 _DESCRIPTOR = Struct("!16sQQ")
-_ONE_RANGE = Struct("!16sQQQ")
-"""The body of a WRITE of one range, which is when its latency counts."""
 _WRITE_OF_ONE = Struct("!HBBIQQ16sQQQ")
 
 WRITE_OF_ONE_BYTES = _WRITE_OF_ONE.size
@@ -178,11 +176,6 @@ def parse_ranges(body: memoryview, message: ShmRequestHead) -> tuple[list[Range]
     up."""
     if len(body) != message.body_bytes:
         raise WireError("ranges do not fill their space")
-    if message.ranges == 1:
-        key, offset, length, address = _ONE_RANGE.unpack(body)
-        if length != message.nbytes:
-            raise WireError(f"a range of {length} bytes, the head says {message.nbytes}")
-        return [Range(key, offset, length)], (_checked(address, length),)
     split = message.ranges * _DESCRIPTOR.size
     # Plain tuples with a descriptor's fields: a thousand named tuples cost as much as all the rest of this.
     ranges = cast("list[Range]", list(_DESCRIPTOR.iter_unpack(body[:split])))

@@ -39,8 +39,7 @@ class TcpService:
             if got is None:
                 inbound.rest()
                 got = stream.await_some(window, self._clock() + limits.idle_s)
-                if got and not inbound.work():
-                    return
+                inbound.work()
             if not got:
                 return
             deadline = self._clock() + limits.base_deadline_s

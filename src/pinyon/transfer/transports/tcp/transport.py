@@ -248,8 +248,6 @@ def _gather(chain: Chain, refusals: bytes | None) -> list[memoryview]:
 class TcpTransport(Endpoints[Connection]):
     """The initiator's side of tcp; ``service`` is the serving side."""
 
-    name = "tcp"
-
     def __init__(self, context: EngineContext, nics: Mapping[str, Nic], *, checked: bool = True) -> None:
         """Takes this host's ``nics`` by name; with ``checked``, payloads carry a checksum."""
         super().__init__(context, context.limits.connections_per_peer)

@@ -1,4 +1,4 @@
-"""The interface of eviction policies.
+"""The interface of eviction policies, and what they are told of requests.
 
 A policy is told at once what happens to the held keys. They are *stored*, *used* by a request, *pinned* while their
 blocks are read or written, *unpinned*, or *dropped* for another reason than eviction. It is asked which keys to evict.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.eviction.fit import Fit
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -52,15 +53,6 @@ class Use(NamedTuple):
         return cls(None if request == UNKNOWN_CLASS else Traits.of(request), first)
 
 
-class Belief(NamedTuple):
-    """An estimate by a policy of how the blocks of one category are reused."""
-
-    share: float
-    """The share of the blocks that are used again, in [0, 1]."""
-    mean_s: float
-    """The mean time until these are used again."""
-
-
 @runtime_checkable
 class LearningEviction(Protocol):
     """The further methods of policies that learn."""
@@ -71,8 +63,8 @@ class LearningEviction(Protocol):
     def adopt(self, fit: Any) -> None:
         """Applies what was learned from now on."""
 
-    def beliefs(self) -> Mapping[str, Belief]:
-        """Returns a belief per category, for people and metrics; ``""`` is for all without a belief of their own."""
+    def beliefs(self) -> Mapping[str, Fit]:
+        """Returns what is believed of each category, for people and metrics; ``""`` is for all that are not named."""
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
@@ -103,7 +95,11 @@ class EvictionPolicy(Protocol[Key]):
 
     The keys of one call are in the order of their prompt, each once; ``offsets`` are their places in it, in blocks.
     Where a policy has no preference, keys deeper in their prompt go first: a block is useless without those before it.
-    Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims."""
+    Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims.
+
+    A policy is not told for how many keys there is room, and cannot count on an order of :meth:`victims` and
+    :meth:`stored`. A service makes room first, and stores what then has a block. A replay stores all of a request and
+    then evicts what is too much, so that keys may go that were stored just now."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -112,7 +108,8 @@ class EvictionPolicy(Protocol[Key]):
         none or it is unknown."""
 
     def used(self, keys: Sequence[Key], now_s: float, traits: Traits | None, offsets: Sequence[int]) -> None:
-        """Notes that a request uses held keys. ``traits`` are the request's; None if unknown: the keys keep theirs."""
+        """Notes that a request uses held keys, pinned ones among them. ``traits`` are the request's; None if unknown:
+        the keys keep theirs."""
 
     def pinned(self, keys: Sequence[Key], now_s: float) -> None:
         """Pins keys, which are held and not pinned: they must not go."""
