@@ -9,7 +9,7 @@ that they are evicted first where a policy has no opinion.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pinyon.eviction.interface import EvictionPolicy, Key, Traits
 from pinyon.eviction.policies import EVICTION_POLICIES
@@ -76,6 +76,10 @@ class CacheReplay(Cache):
         self.tell(*each_once(blocks), now_s, traits)
         self.shrink(now_s)
         return hits
+
+    def result(self) -> dict[str, Any]:
+        """Returns the counts of a pool that has one cache for all nodes."""
+        return {**self.kept(), "per_node": []}
 
 
 class Future:

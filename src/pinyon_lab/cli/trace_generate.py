@@ -19,7 +19,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, positive, seed_of, tell_broken
 from pinyon_lab.traces import TraceFile, TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
-from pinyon_lab.traces.scaling import Unit, Units
+from pinyon_lab.traces.scaling import Unit, chosen
 
 _DESCRIPTION = """\
 Write a trace with the published statistics of a workload whose own traces are not public, or not long enough. The same
@@ -138,21 +138,20 @@ def scale(arguments: argparse.Namespace) -> int:
     trace = open_trace(arguments, blocks=False)
     unit: Unit = arguments.by or _unit(trace)
     with bar("reading", trace.size_bytes) as progress:
-        units = Units(trace.rows(arguments.limit, progress), unit)
+        kept = chosen(trace.rows(arguments.limit, progress), unit, arguments.factor, random.Random(arguments.seed))
     tell_broken(trace)
-    chosen = units.chosen(arguments.factor, random.Random(arguments.seed))
     try:
-        with bar("writing", len(chosen)) as progress, TraceWriter(arguments.out) as writer:
+        with bar("writing", len(kept)) as progress, TraceWriter(arguments.out) as writer:
             for done, (line, _) in enumerate(trace.lines(arguments.limit)):
                 if not done and trace.header:
                     writer.write_line(trace.header)
-                if chosen[done]:
+                if kept[done]:
                     writer.write_line(line)
                 if done % LINES_EVERY == 0:
                     progress(done)
     except OSError as error:
         raise InvalidArgument(f"{arguments.out}: {error.strerror}", field="out") from None
-    result = {"name": "trace-scale", "rows": len(chosen), "kept_rows": sum(chosen), "by": unit, "seed": arguments.seed}
+    result = {"name": "trace-scale", "rows": len(kept), "kept_rows": sum(kept), "by": unit, "seed": arguments.seed}
     sys.stderr.write(json.dumps(result) + "\n")
     return 0
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses, Heat
 from pinyon_lab.traces.analysis.columns import TraceColumns
-from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, course
+from pinyon_lab.traces.analysis.figure import TraceFigure, course
 from pinyon_lab.traces.analysis.groups import Categories, Windows
 from pinyon_lab.traces.analysis.hits import NO_USERS
 
@@ -149,8 +149,7 @@ class WindowMeans:
         figure.table("categories", "by category", rows, category="", **heads, max=(form, "greatest window"))
         labels = self._windows.labels()
         none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
-        columns = (AnalysisColumn("start", "", "from"), *(AnalysisColumn(name, form) for name in names))
-        by_window = list(zip(labels, *none_as_none, strict=True))
-        figure.tables.append(AnalysisTable("windows", "by window", columns, by_window))
+        by_window = zip(labels, *none_as_none, strict=True)
+        figure.table("windows", "by window", by_window, start=("", "from"), **dict.fromkeys(names, form))
         drawn = list(zip(names, none_as_none, strict=True))
         figure.plots.append(Heat(figure.title, "time", what, labels, drawn))
