@@ -303,17 +303,25 @@ def _local(router: Callable[[], Router]) -> Kind:
     return Kind(True, lambda make, size, last_copies: LocalCaches(make, size, router(), last_copies))
 
 
-def _one(made: Callable[[MakePolicy, PoolSize], CachePool]) -> Kind:
-    return Kind(False, lambda make, size, last_copies: made(make, size))
+def _by_affinity(router: CacheAffinityRouter) -> Kind:
+    return _local(lambda: router.route)
+
+
+def _global(_: NoSettings) -> Kind:
+    return Kind(False, lambda make, size, last_copies: CacheReplay(make(), size.nodes * size.capacity))
+
+
+def _coldest(drawn: Drawn) -> Kind:
+    return Kind(False, lambda make, size, last_copies: Coldest(make, size, drawn))
 
 
 POOLS: Registry[Kind] = Registry(
     "router",
     {
-        "cache_affinity": (CacheAffinityRouter, lambda router: _local(lambda: router.route)),
+        "cache_affinity": (CacheAffinityRouter, _by_affinity),
         "round_robin": (NoSettings, lambda _: _local(in_turn)),
-        "global": (NoSettings, lambda _: _one(lambda make, size: CacheReplay(make(), size.nodes * size.capacity))),
-        "coldest": (Drawn, lambda drawn: _one(lambda make, size: Coldest(make, size, drawn))),
+        "global": (NoSettings, _global),
+        "coldest": (Drawn, _coldest),
     },
 )
 """The kinds of pools, named after the part that sends requests or blocks to nodes."""
