@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 from rich.console import Console
@@ -33,13 +33,6 @@ _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserve
 _ANY = "regions", "model", "seed", "json", "command"
 """The options that only exist with regions, and those that always exist; no other option may be given with regions."""
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    instances: int
-    course: DailyLoad
-    """The number of clients over the day."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,14 +73,13 @@ def check(arguments: argparse.Namespace) -> None:
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs a day and prints the results. Raises :class:`PinyonError`."""
     check_numbers(arguments)
-    regions = _regions(arguments.regions)
-    system = _system(arguments, regions)
-    world = _world(arguments, system, regions)
+    instances, courses = _regions(arguments.regions)
+    system = _system(arguments, instances)
+    world = _world(arguments, system, instances)
     warm_s, day_s = WARM_SHARE * arguments.day, arguments.day
-    generators = {region: Random(f"{arguments.seed} {region}") for region in regions}
-    made = sources(arguments.workload, list(regions), Random(f"{arguments.seed} {arguments.workload}"))
-    for name, region in regions.items():
-        course = region.course
+    generators = {region: Random(f"{arguments.seed} {region}") for region in courses}
+    made = sources(arguments.workload, list(courses), Random(f"{arguments.seed} {arguments.workload}"))
+    for name, course in courses.items():
         wanted = lambda now_s, course=course: course.at(DAY_H * (now_s - warm_s) / day_s)  # noqa: E731 - of this one
         world.add_clients(name, made[name], generators[name], math.ceil(course.most), wanted)
     samples = Samples(world, warm_s)
@@ -96,17 +88,16 @@ def simulate(arguments: argparse.Namespace) -> int:
         world.watch(lambda now_s: progress(round(now_s)))
         world.run(until_s)
     found: dict[str, Measured] = {}
-    for name in (*regions, "all"):
+    for name in (*courses, "all"):
         with suppress(ValueError):  # no request of that region has ended
             found[name] = measured(world, samples, warm_s, until_s, "" if name == "all" else name)
     if not found:
         raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
-    loads = {name: region.course.slots() for name, region in regions.items()}
-    instances = sum([region.instances for region in regions.values()])
-    per_instance = max(aggregate(list(loads.values()))) / instances
+    loads = {name: course.slots() for name, course in courses.items()}
+    per_instance = max(aggregate(list(loads.values()))) / sum(instances.values())
     day = costs(loads, per_instance, arguments.reserved, arguments.on_demand)
     if not arguments.json:
-        console, table = results_console(), _table(f"{system.name}: a day", regions, found)
+        console, table = results_console(), _table(f"{system.name}: a day", instances, courses, found)
         needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
         Console(file=console.file, width=max(console.width, needed)).print(table)
         console.print(
@@ -118,8 +109,8 @@ def simulate(arguments: argparse.Namespace) -> int:
         )
     described = {
         "name": "simulate",
-        "regions": {name: found[name].as_dict() if name in found else None for name in (*regions, "all")},
-        "instances": {name: region.instances for name, region in regions.items()},
+        "regions": {name: found[name].as_dict() if name in found else None for name in (*courses, "all")},
+        "instances": instances,
         "system": system.name,
         "routing": system.policy,
         "pushing": system.pushing,
@@ -134,8 +125,10 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _regions(text: str) -> dict[str, _Region]:
-    found: dict[str, _Region] = {}
+def _regions(text: str) -> tuple[dict[str, int], dict[str, DailyLoad]]:
+    """Returns each region's instances, and the course of its clients over the day."""
+    found: dict[str, int] = {}
+    courses: dict[str, DailyLoad] = {}
     for part in text.split(","):
         name, *numbers = part.split(":")
         check_geographies((name,), "regions")
@@ -147,23 +140,23 @@ def _regions(text: str) -> dict[str, _Region]:
             if not number.isdecimal() or int(number) > most:
                 told = f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}"
                 raise InvalidArgument(told, field="regions")
-        instances, clients = map(int, numbers[:2])
+        found[name], clients = map(int, numbers[:2])
         known = WILDCHAT_DAY.get(name)
         if known is None and len(numbers) < 3:
             raise InvalidArgument(
                 f"--regions: when {name} has its peak is not known ({', '.join(WILDCHAT_DAY)} are): "
-                f"{name}:{instances}:{clients}:HOUR",
+                f"{name}:{found[name]}:{clients}:HOUR",
                 field="regions",
             )
         course = [0.0, 8.0] if known is None else [known.peak_h, known.ratio]
         course[: len(numbers) - 2] = [_number(part, each) for each in numbers[2:]]
         peak_h, ratio = course
-        found[name] = _Region(instances, DailyLoad(peak_h, ratio, clients))
+        courses[name] = DailyLoad(peak_h, ratio, clients)
     if len(found) > REGIONS_MAX:
         raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
-    if not any(region.course.most for region in found.values()):
+    if not any(course.most for course in courses.values()):
         raise InvalidArgument("--regions: nobody has clients", field="regions")
-    return found
+    return found, courses
 
 
 def _number(part: str, text: str, option: str = "--regions", what: str = "number") -> float:
@@ -176,7 +169,7 @@ def _number(part: str, text: str, option: str = "--regions", what: str = "number
     return value
 
 
-def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> RoutingSystem:
+def _system(arguments: argparse.Namespace, regions: Mapping[str, int]) -> RoutingSystem:
     if arguments.system not in SYSTEMS:
         raise InvalidArgument(f"no system {arguments.system!r}; there are: {', '.join(SYSTEMS)}", field="system")
     system = SYSTEMS[arguments.system]
@@ -187,7 +180,7 @@ def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> Ro
     return replace(system, name=f"{system.name}, changed", **changes) if changes else system
 
 
-def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, _Region]) -> RegionsWorld:
+def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, int]) -> RegionsWorld:
     machine = load_machine(
         WITH_MEMORY if arguments.model == REFERENCE else arguments.model
     )  # the default has no batches
@@ -199,16 +192,18 @@ def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mappin
             raise InvalidArgument(f"--round-trip takes A+B=MS of two of the regions, not {text!r}", field="round_trip")
         trips.pop((other, one), None)
         trips[one, other] = _number(text, ms, "--round-trip", "number of ms") / 1e3
-    settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
+    settings = WorldSettings(regions, trips)
     return RegionsWorld(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
 
 
-def _table(title: str, regions: Mapping[str, _Region], found: Mapping[str, Measured]) -> Table:
+def _table(
+    title: str, instances: Mapping[str, int], courses: Mapping[str, DailyLoad], found: Mapping[str, Measured]
+) -> Table:
     titles = ("clients of", "at the peak", "instances", "requests", "tokens/s", "TTFT P50, s", "P90", "E2E P50, s")
     table = results_table(title, *titles, "reused", "forwarded")
-    for name in (*regions, "all"):
-        region, each = regions.get(name), found.get(name)
-        size = ("", "") if region is None else (f"{region.course.most:.0f}", f"{region.instances}")
+    for name in (*courses, "all"):
+        each = found.get(name)
+        size = (f"{courses[name].most:.0f}", f"{instances[name]}") if name in courses else ("", "")
         shown = () if each is None else (
             f"{each.requests:,}", f"{each.output_tokens_per_s:,.0f}", f"{each.ttft.p50:.2f}", f"{each.ttft.p90:.2f}",
             f"{each.e2e.p50:.1f}", f"{each.hits:.1%}", f"{each.forwarded:.1%}",
