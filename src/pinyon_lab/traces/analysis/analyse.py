@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pinyon.core.errors import InvalidArgument
+from pinyon_lab.traces.analysis import hits, memory, turns
 from pinyon_lab.traces.analysis.columns import TraceColumns
 from pinyon_lab.traces.analysis.figure import TraceFigure
 from pinyon_lab.traces.analysis.groups import Categories, Windows
-from pinyon_lab.traces.analysis.hits import (
-    CrossUser,
-    hit_ratio,
-    hits_by_user,
-    request_types,
-    requests_by_user,
-    shared_prefix,
-)
-from pinyon_lab.traces.analysis.memory import ideal_capacity, lifespans, mean_lifespans, request_sizes
 from pinyon_lab.traces.analysis.reuse import Locality, ReuseTimes
-from pinyon_lab.traces.analysis.turns import next_turns, turn_numbers, turns_by_user
 from pinyon_lab.traces.analysis.uses import Step, Survey
 
 FIGURES = (*map(str, range(4, 23)), "dualmap-14")
@@ -48,16 +39,16 @@ def analyse(
     hours = Windows(columns.time_s, max(HOUR_S, window_s))
     categories = Categories(columns, CATEGORIES_MAX)
     survey = Survey(columns, parts=not {"16", "17", "18"}.isdisjoint(names))
-    cross, times, locality = CrossUser(columns), ReuseTimes(columns, categories, hours), Locality(columns)
+    cross, times, locality = hits.CrossUser(columns), ReuseTimes(columns, categories, hours), Locality(columns)
     makers: dict[str, tuple[str, Callable[[TraceFigure], None]]] = {
-        "4": ("ideal hit ratio of an unlimited cache", lambda figure: hit_ratio(figure, survey, windows)),
-        "5": ("types of requests and their multi-turn ratio", lambda figure: request_types(figure, survey)),
+        "4": ("ideal hit ratio of an unlimited cache", lambda figure: hits.hit_ratio(figure, survey, windows)),
+        "5": ("types of requests and their multi-turn ratio", lambda figure: hits.request_types(figure, survey)),
         "6": ("hits on what another user stored", cross.figure),
-        "7": ("hits by user", lambda figure: hits_by_user(figure, survey)),
-        "8": ("requests by user", lambda figure: requests_by_user(figure, columns)),
-        "9": ("turns", lambda figure: turn_numbers(figure, columns)),
-        "10": ("mean and deviation of turns by user", lambda figure: turns_by_user(figure, columns)),
-        "11": ("frequency of a next turn", lambda figure: next_turns(figure, columns, categories, windows)),
+        "7": ("hits by user", lambda figure: hits.hits_by_user(figure, survey)),
+        "8": ("requests by user", lambda figure: hits.requests_by_user(figure, columns)),
+        "9": ("turns", lambda figure: turns.turn_numbers(figure, columns)),
+        "10": ("mean and deviation of turns by user", lambda figure: turns.turns_by_user(figure, columns)),
+        "11": ("frequency of a next turn", lambda figure: turns.next_turns(figure, columns, categories, windows)),
         "12": ("reuse time of all requests", times.of_all),
         "13": ("reuse time of single-turn requests", times.of_singles),
         "14": ("reuse time of multi-turn requests by type", times.of_multi),
@@ -65,14 +56,14 @@ def analyse(
         "16": ("hit ratio by offset and stride of what is cached", locality.of_all),
         "17": ("hit ratio of multi-turn requests by offset and stride", locality.of_multi),
         "18": ("hit ratio of single-turn requests by type, offset and stride", locality.of_singles),
-        "19": ("lifespan of blocks", lambda figure: lifespans(figure, survey)),
+        "19": ("lifespan of blocks", lambda figure: memory.lifespans(figure, survey)),
         "20": (
             "mean lifespan of blocks by category",
-            lambda figure: mean_lifespans(figure, survey, categories, windows),
+            lambda figure: memory.mean_lifespans(figure, survey, categories, windows),
         ),
-        "21": ("KV size of a request", lambda figure: request_sizes(figure, columns)),
-        "22": ("capacity for the ideal hit ratio", lambda figure: ideal_capacity(figure, survey, windows)),
-        "dualmap-14": ("shared prefix rate (DualMap, Fig. 14)", lambda figure: shared_prefix(figure, survey)),
+        "21": ("KV size of a request", lambda figure: memory.request_sizes(figure, columns)),
+        "22": ("capacity for the ideal hit ratio", lambda figure: memory.ideal_capacity(figure, survey, windows)),
+        "dualmap-14": ("shared prefix rate (DualMap, Fig. 14)", lambda figure: hits.shared_prefix(figure, survey)),
     }
     bare = not len(columns.blocks)
     if not bare and not WITHOUT_BLOCKS.issuperset(names):
