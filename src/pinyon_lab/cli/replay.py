@@ -88,7 +88,7 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.model.isprintable():
         raise InvalidArgument("--model has characters that cannot be sent", field="model")
     sending = Sending(arguments.clients, arguments.model, metadata, arguments.timeout, arguments.in_flight_max)
-    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
+    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments.trace, arguments.format)
     block_tokens = block_tokens_of(arguments, trace)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))

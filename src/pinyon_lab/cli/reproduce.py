@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.cli.trace_input import bar, open_file, print_json, tell_broken, write_files
+from pinyon_lab.cli.trace_input import bar, open_trace, print_json, tell_broken, write_files
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Column, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
@@ -117,7 +117,7 @@ def _files(figure: Figure, folder: Path | None, named: list[str]) -> dict[str, P
 
 
 def _read(name: str, path: Path) -> Workload:
-    trace = open_file(path)
+    trace = open_trace(path)
     with bar(f"reading {name}", trace.size_bytes) as progress:
         rows = trace.sorted_rows(0, progress)
     tell_broken(trace)

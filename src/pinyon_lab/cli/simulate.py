@@ -114,7 +114,7 @@ def _models(
     policies = {choice: policy_of(arguments, choice) for choice in choices}
     if len(policies) < len(choices):
         raise InvalidArgument("a policy is named twice", field="policy")
-    trace = open_trace(arguments)
+    trace = open_trace(arguments.trace, arguments.format)
     models = {choice: model_of(arguments, trace, policy, instances) for choice, policy in policies.items()}
     return models, read(arguments, trace)
 

@@ -92,7 +92,7 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(str(error), field="nodes") from None
     if arguments.dram:
         build = lambda _: TierReplay(whole, arguments.capacity, arguments.dram)  # noqa: E731
-    trace = open_trace(arguments)
+    trace = open_trace(arguments.trace, arguments.format)
     with bar("reading", trace.size_bytes) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
     requests = [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]

@@ -52,7 +52,7 @@ def analyze(arguments: argparse.Namespace) -> int:
     """Reads the trace, counts and shows the figures. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     names = checked_figures([name for name in arguments.figure.split(",") if name])
-    trace = open_trace(arguments, blocks=False)
+    trace = open_trace(arguments.trace, arguments.format, blocks=False)
     columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         figures = analyse(columns, names, arguments.window_s, progress)
@@ -148,7 +148,7 @@ def _seconds(text: str) -> float:
 
 def fit(arguments: argparse.Namespace) -> int:
     """Reads the trace, fits and writes the file. Raises :class:`PinyonError`."""
-    trace = open_trace(arguments)
+    trace = open_trace(arguments.trace, arguments.format)
     columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         fits = day_fits(columns, arguments.begins, progress)

@@ -135,7 +135,7 @@ def scale(arguments: argparse.Namespace) -> int:
     """Reads the trace twice and writes the smaller one. Raises :class:`PinyonError`."""
     if not 0 < arguments.factor <= 1:
         raise InvalidArgument(f"--factor must be above 0 and at most 1, got {arguments.factor:g}", field="factor")
-    trace = open_trace(arguments, blocks=False)
+    trace = open_trace(arguments.trace, arguments.format, blocks=False)
     unit: Unit = arguments.by or _unit(trace)
     with bar("reading", trace.size_bytes) as progress:
         kept = chosen(trace.rows(arguments.limit, progress), unit, arguments.factor, random.Random(arguments.seed))

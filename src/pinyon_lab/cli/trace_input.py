@@ -75,12 +75,7 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> TraceColumns:
     return columns
 
 
-def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
-    """Opens the trace that the arguments name, see :func:`open_file`."""
-    return open_file(arguments.trace, arguments.format, blocks=blocks)
-
-
-def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
+def open_trace(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
     """Opens a trace file in the format ``name``; empty: the first row tells the format.
 
     With ``blocks``, a format without blocks is an error. Raises :class:`PinyonError`.

@@ -87,7 +87,10 @@ class Player:
             while len(self._outcomes) < len(self._arrivals):
                 wait_s = self._due[0][0] - self._now_s() if self._due else None
                 if wait_s is None or wait_s > 0:
-                    await self._something(wait_s)
+                    self._ended.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await self._ended.wait()
                     continue
                 when_s, number = heapq.heappop(self._due)
                 await self._places.acquire()
@@ -102,16 +105,9 @@ class Player:
         errors = dict(self._errors.most_common())
         return Replayed(numbers, outcomes, late[99 * len(late) // 100] if late else 0.0, errors)
 
-    async def _something(self, wait_s: float | None) -> None:
-        """Waits until a request has ended, or for ``wait_s`` seconds."""
-        self._ended.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._ended.wait()
-
     def _add(self, due: Sequence[tuple[float, int]]) -> None:
-        for when_s, number in due:
-            heapq.heappush(self._due, (when_s, number))
+        for each in due:
+            heapq.heappush(self._due, each)
 
     async def _serve(self, number: int, when_s: float) -> None:
         try:
