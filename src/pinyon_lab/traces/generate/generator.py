@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 
 from pinyon_lab.traces.formats import FORMATS, TraceRow
-from pinyon_lab.traces.generate.draws import Ids, Users, exponential, log_normal, weights
+from pinyon_lab.traces.generate.draws import Ids, Users, exponential, log_normal
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile, Programs
 
 ANSWER_S_PER_TOKEN = 0.02
@@ -180,7 +180,7 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     conversations and jobs under way, and a program for each user."""
     rng = Random(seed)
     ids = Ids(FORMATS[profile.format].block_tokens)
-    users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
+    users = Users(profile.users.weights())
     chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
     sources: list[ChatSource | ProgramSource] = [
         ChatSource(profile, part, users, chatty, ids)
