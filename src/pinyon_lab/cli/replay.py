@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
@@ -133,7 +132,7 @@ async def _play(
     prompts = ReplayPrompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:
-            player = Player(channel, arrivals, prompts, time.monotonic, sending, progress)
+            player = Player(channel, arrivals, prompts, sending, progress)
             try:
                 return await player.run(), False
             except asyncio.CancelledError:  # Ctrl-C

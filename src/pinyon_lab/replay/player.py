@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -60,12 +61,11 @@ class Player:
         channel: grpc.aio.Channel,
         arrivals: Sequence[Arrival],
         prompts: ReplayPrompts,
-        clock: Clock,
         sending: Sending = Sending(),
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self._stub = lb_pb2_grpc.LbServiceStub(channel)
-        self._arrivals, self._prompts, self._clock = arrivals, prompts, clock
+        self._arrivals, self._prompts = arrivals, prompts
         self._clients, self._sending, self._progress = Clients(arrivals, sending.clients), sending, progress
         self._places = asyncio.Semaphore(sending.in_flight_max)
         self._ended = asyncio.Event()
@@ -81,7 +81,7 @@ class Player:
 
         If cancelled, it cancels the requests under way; :meth:`replayed` returns the results of the others.
         """
-        self._began_s = self._clock()
+        self._began_s = time.monotonic()
         self._add(self._clients.first())
         async with asyncio.TaskGroup() as group:
             while len(self._outcomes) < len(self._arrivals):
@@ -120,7 +120,7 @@ class Player:
         self._ended.set()
 
     def _now_s(self) -> float:
-        return self._clock() - self._began_s
+        return time.monotonic() - self._began_s
 
     async def _ask(self, number: int, when_s: float) -> RequestOutcome:
         arrival = self._arrivals[number]
