@@ -37,7 +37,7 @@ class LbRestarts:
 
     def failed(self, info: LbInfo) -> None:
         task = self._tasks.get(info.lb_id)
-        if self.command and (task is None or task.done()):
+        if self.command.strip() and (task is None or task.done()):
             self._tasks[info.lb_id] = asyncio.create_task(self._restart(info), name=f"restart {info.lb_id}")
 
     def back(self, lb_id: str) -> None:

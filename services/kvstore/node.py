@@ -28,6 +28,8 @@ from services.kvstore.settings import KvStoreSettings
 
 END_S = 30.0
 """The seconds that ending all puts may take when the node stops."""
+SWEEP_PAUSE_S = 1.0
+"""The seconds of pause after a sweep that failed: what was overdue still is."""
 
 _log = get_logger("node")
 
@@ -197,17 +199,18 @@ class StoreNode:
 
     def _sweep(self) -> None:
         """Ends the leases and puts that are overdue now, and sets the timer for the next ones."""
-        now = self._clock()
+        now, pause_s = self._clock(), SWEEP_PAUSE_S
         try:
             for lease_id in self.table.overdue_leases(now):
                 self.release(lease_id)
             for put_id in self.table.close_overdue(now):
                 _log.warning("a put timed out; its room is given back")
                 self._duties.run(self._end(put_id, commit=False), "put end")
+            pause_s = 0.0
         finally:  # also after a defect: without sweeping, overdue leases and puts would fill the pool
             next_s = self.table.next_deadline_s()
             if next_s is not None:
-                self._sweep_in(next_s - now)
+                self._sweep_in(max(pause_s, next_s - now))
 
     def _sweep_in(self, seconds: float) -> None:
         """Sets the timer for a lease or put that ends in so many seconds, unless another one ends sooner."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -178,6 +180,16 @@ async def test_nobody_reads_wrong_bytes_while_everything_is_evicted(redis_url: s
         assert sum(reader.result() for reader in readers) > 0
         assert node.figure("evicted_objects_total") > CAPACITY
         await eventually(node.nothing_is_left, "leases and puts are over")
+
+
+async def test_a_sweep_that_fails_pauses_before_the_next(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_node(redis_url) as node:
+        broken = SimpleNamespace(overdue_leases=Mock(side_effect=KeyError), next_deadline_s=lambda: 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(node.node, "table", broken)
+            with pytest.raises(KeyError):
+                node.node._sweep()
+        assert node.node._next_end.due - asyncio.get_running_loop().time() > 0.5
 
 
 async def test_what_is_leased_is_neither_evicted_nor_overwritten(redis_url: str) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableSequence
-from typing import TypeVar
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.batching.token_times import TokenTimes
 from pinyon.core.orders import PrefillReport
 from pinyon.messages.prefill_report import first_token_to_proto
 from pinyon.placement.decision_log import MeasuredFirstToken
-
-T = TypeVar("T")
 
 KEPT = 4096
 """The number of entries of each kind kept while nothing is reported; the oldest are dropped first."""
@@ -25,24 +24,25 @@ class Ledger:
 
     def __init__(self, observe: Callable[[PrefillReport], None]) -> None:
         self._observe = observe
-        self._news = conductor_pb2.ReportSessionRequest()
+        # by field of the report; a message would keep the memory of entries that are dropped
+        self._news: defaultdict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=KEPT))
         self.on_end: Callable[[], None] = lambda: None
         self.token_times = TokenTimes()
 
     def prefill_begun(self, request_id: str) -> None:
         """Notes that a prompt is being or was computed, for the next report."""
-        _keep(self._news.begun_prefill_request_ids, request_id)
+        self._news["begun_prefill_request_ids"].append(request_id)
 
     def decode_begun(self, request_id: str) -> None:
         """Notes that a request is here to decode, for the next report."""
-        _keep(self._news.begun_decode_request_ids, request_id)
+        self._news["begun_decode_request_ids"].append(request_id)
 
     def prefill_ended(self, request_id: str) -> None:
-        _keep(self._news.ended_prefill_request_ids, request_id)
+        self._news["ended_prefill_request_ids"].append(request_id)
         self.on_end()
 
     def decode_ended(self, request_id: str) -> None:
-        _keep(self._news.ended_decode_request_ids, request_id)
+        self._news["ended_decode_request_ids"].append(request_id)
         self.on_end()
 
     def prefill_measured(
@@ -58,21 +58,18 @@ class Ledger:
             fetch_us=round(report.fetch_ms * 1e3),
             fetches=spans,
         )
-        _keep(self._news.prefills, measured)
+        self._news["prefills"].append(measured)
 
     def first_token(self, placement_number: int, seconds: float, report: PrefillReport) -> None:
         """Notes a first token for the next report; number 0 is skipped, as nobody asked for it."""
         if placement_number:
             measured = first_token_to_proto(placement_number, MeasuredFirstToken(seconds, report))
-            _keep(self._news.first_tokens, measured)
+            self._news["first_tokens"].append(measured)
 
     def take(self) -> conductor_pb2.ReportSessionRequest:
         """Returns all events and forgets them."""
-        news, self._news = self._news, conductor_pb2.ReportSessionRequest()
+        news = conductor_pb2.ReportSessionRequest()
+        for name, entries in self._news.items():
+            getattr(news, name).extend(entries)
+        self._news.clear()
         return news
-
-
-def _keep(entries: MutableSequence[T], entry: T) -> None:
-    if len(entries) >= KEPT:
-        del entries[0]
-    entries.append(entry)

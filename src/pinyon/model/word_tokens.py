@@ -22,6 +22,7 @@ from typing import Any
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
+from pinyon.core.compiled import compiled
 from pinyon.model.markers import MARKER_CHARS, Markers
 from pinyon.model.merges import WORD_BYTES, Merges
 from pinyon.model.word_table import WordTable
@@ -34,6 +35,8 @@ PIECES_BYTES = 6 << 20
 """The maximum size of each of two generations of pieces that have no place in the table: some 29,000."""
 ENTRY_BYTES = 128
 """The size of an entry beside its two objects."""
+_FEW_WORDS = 16
+"""New words of a run that are merged here where nothing is compiled; the library takes less time for more."""
 KNOWN_PART = 8
 """The divisor for a run of known pieces, which takes less than an eighth of the library's time for it."""
 PIECE_CHARS = 4
@@ -178,6 +181,7 @@ class WordTokens:
         text, out = run.encode("ascii"), BytesWriter()
         size: i64 = len(text)
         work = len(run) // KNOWN_PART
+        found = 0
         at, end = self._table.scan(text, 0, out)
         while at < size:
             piece = run[at:end]
@@ -185,6 +189,9 @@ class WordTokens:
             tokens = self._pieces.get(piece)
             if tokens is None:
                 words = self._find(piece)
+                found += len(words)
+                if found > _FEW_WORDS and not compiled():  # the library takes less time than merges in Python
+                    return self._whole(run), work + size - at
                 work += sum([max(WORD_CHARS, len(word)) for word in words])
                 tokens = b"".join([self._word(word) for word in words])
                 if not self._table.put(text[at:end], tokens):

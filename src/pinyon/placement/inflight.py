@@ -82,8 +82,8 @@ class InFlightTable:
         self._decode_s = decode_s
         self._placements: dict[str, _Placement] = {}
         """The placements by age: the oldest are in front."""
-        self._prefills = 0
-        """The number of prefill parts that count."""
+        self._prefills: dict[str, _Placement] = {}
+        """Those whose prefill part counts, by age too."""
         self._unclaimed: dict[str, float] = {}
         """Placements that have not begun as far as their decode instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
@@ -96,7 +96,7 @@ class InFlightTable:
 
     @property
     def prefills(self) -> int:
-        return self._prefills
+        return len(self._prefills)
 
     @property
     def decodes(self) -> int:
@@ -144,7 +144,7 @@ class InFlightTable:
         part = _Placement(decision, expected, decode_blocks, now_s, now_s if first_s is None else first_s, request)
         self._placements[request_id] = part
         self._unclaimed[request_id] = now_s
-        self._prefills += 1
+        self._prefills[request_id] = part
         prefill, decode = part.prefill, part.decode
         self._remember(request_id, prefill)
         if decode is not prefill:
@@ -263,23 +263,21 @@ class InFlightTable:
 
     def expire(self, now_s: float) -> int:
         """Forgets parts that are too old, and placements that nobody claimed; returns the number of parts."""
-        before = self._prefills + len(self._placements)
+        before = len(self._prefills) + len(self._placements)
         for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
-        for request_id in _leading(self._placements, lambda part: part.placed_s <= now_s - self._prefill_s):
-            part = self._placements[request_id]
-            if not part.prefilled:
-                self._drop_prefill(request_id, part)
+        for request_id in _leading(self._prefills, lambda part: part.placed_s <= now_s - self._prefill_s):
+            self._drop_prefill(request_id, self._prefills[request_id])
         for request_id in _leading(self._placements, lambda part: part.placed_s <= now_s - self._decode_s):
             self.release(request_id)
-        count = before - self._prefills - len(self._placements)
+        count = before - len(self._prefills) - len(self._placements)
         self.expired += count
         return count
 
     def _drop_prefill(self, request_id: str, part: _Placement) -> None:
         state = part.prefill
         part.prefilled, part.request, part.decision = True, None, None
-        self._prefills -= 1
+        del self._prefills[request_id]
         if not part.begun:
             state.loads.count(state.row, part.prefill_us, -1)
         else:
@@ -290,6 +288,7 @@ class InFlightTable:
         if part.expected:
             self.expected.remove(state, part.expected)
             self._expected_keys -= len(part.expected) // KEY_BYTES
+            part.expected = b""  # the limit is one of memory
         if part.decode is not state:
             self._forget(request_id, state)
 
@@ -334,7 +333,8 @@ class InFlightTable:
         assert there == {(key, state) for state, requests in self._by_instance.items() for key in requests}
         assert self._unclaimed.keys() <= self._placements.keys()
         prompts = [part for part in self._placements.values() if not part.prefilled]
-        assert self._prefills == len(prompts)
+        assert [*self._prefills.values()] == prompts
+        assert not any(part.expected for part in self._placements.values() if part.prefilled)
         assert self._expected_keys == sum(len(part.expected) // KEY_BYTES for part in prompts)
         assert self.expected.pairs <= self._expected_keys
         for state in self._by_instance:

@@ -120,9 +120,10 @@ async def test_a_command_that_is_not_there(caplog):
     await asyncio.wait_for(task, 60)
     assert outcomes == [False]
     assert "cannot be run" in caplog.text
-    nothing = LbRestarts("", 5.0, 1)
-    nothing.failed(INFO)
-    assert nothing.restarting == ()
+    for blank in ("", "  "):
+        nothing = LbRestarts(blank, 5.0, 1)
+        nothing.failed(INFO)
+        assert nothing.restarting == ()
 
 
 async def test_a_killed_hook_is_reaped_also_when_cancelled(tmp_path, monkeypatch):
