@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.cli.trace_input import bar, open_trace, print_json, tell_broken, write_files
+from pinyon_lab.cli.trace_input import open_trace, print_json, reading, write_files
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Column, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
@@ -118,9 +118,8 @@ def _files(figure: Figure, folder: Path | None, named: list[str]) -> dict[str, P
 
 def _read(name: str, path: Path) -> Workload:
     trace = open_trace(path)
-    with bar(f"reading {name}", trace.size_bytes) as progress:
+    with reading(trace, f"reading {name}") as progress:
         rows = trace.sorted_rows(0, progress)
-    tell_broken(trace)
     if not rows:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
     generated = SOURCES[name].generated and any(row.user for row in rows)  # the published traces name no users

@@ -15,7 +15,7 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon_lab.caches.paged_replay import TierReplay
 from pinyon_lab.caches.pool_replay import LOOK_AHEAD, POOLS, Build, PoolSize, pool
 from pinyon_lab.caches.replay import BELADY, CacheRequest, replayed
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, tell_broken
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, reading
 
 DEFAULT_ROUTER = "cache_affinity"
 NODES_SHOWN = 16
@@ -93,10 +93,9 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
     if arguments.dram:
         build = lambda _: TierReplay(whole, arguments.capacity, arguments.dram)  # noqa: E731
     trace = open_trace(arguments.trace, arguments.format)
-    with bar("reading", trace.size_bytes) as progress:
+    with reading(trace) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
     requests = [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
-    tell_broken(trace)
     with bar("replaying", len(requests)) as progress:
         cache, hits = replayed(requests, whole, build, progress)
     seen = cache.result()

@@ -24,7 +24,7 @@ from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
 from pinyon_lab.cli.numbers import REFERENCE, WARM_UP, add_numbers, check_numbers, refuse_given
-from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken, write_text
+from pinyon_lab.cli.trace_input import add_trace, bar, reading, seed_of, write_text
 from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Model, ReferenceModel, Rows, RunLimits, utilised
@@ -185,10 +185,9 @@ def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
 
 def read(arguments: argparse.Namespace, trace: TraceFile) -> SentTrace:
     """Reads the trace. Raises :class:`PinyonError`."""
-    with bar("reading", trace.size_bytes) as progress:
+    with reading(trace) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
         arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
-    tell_broken(trace)
     if not arrivals:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
     rate, limits = native_rate(arrivals), _limits(arguments, len(arrivals))

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, positive, seed_of, tell_broken
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, positive, reading, seed_of
 from pinyon_lab.traces import TraceFile, TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
 from pinyon_lab.traces.scaling import Unit, chosen
@@ -137,9 +137,8 @@ def scale(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(f"--factor must be above 0 and at most 1, got {arguments.factor:g}", field="factor")
     trace = open_trace(arguments.trace, arguments.format, blocks=False)
     unit: Unit = arguments.by or _unit(trace)
-    with bar("reading", trace.size_bytes) as progress:
+    with reading(trace) as progress:
         kept = chosen(trace.rows(arguments.limit, progress), unit, arguments.factor, random.Random(arguments.seed))
-    tell_broken(trace)
     try:
         with bar("writing", len(kept)) as progress, TraceWriter(arguments.out) as writer:
             for done, (line, _) in enumerate(trace.lines(arguments.limit)):
