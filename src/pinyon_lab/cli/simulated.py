@@ -190,13 +190,7 @@ def read(arguments: argparse.Namespace, trace: TraceFile) -> SentTrace:
         arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
     if not arrivals:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
-    rate, limits = native_rate(arrivals), _limits(arguments, len(arrivals))
-    asked = rate if arguments.rate is None else arguments.rate
-    return SentTrace(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
-
-
-def _limits(arguments: argparse.Namespace, requests: int) -> RunLimits:
-    """Returns the limits. Raises :class:`InvalidArgument` where no request would count."""
+    requests, rate = len(arrivals), native_rate(arrivals)
     by_itself = min(WARM_UP, requests // 10)
     warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
     if warm_up >= requests:
@@ -204,7 +198,9 @@ def _limits(arguments: argparse.Namespace, requests: int) -> RunLimits:
             f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
             field="warm_up",
         )
-    return RunLimits(arguments.slo, arguments.tbt_slo, warm_up)
+    limits = RunLimits(arguments.slo, arguments.tbt_slo, warm_up)
+    asked = rate if arguments.rate is None else arguments.rate
+    return SentTrace(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:

@@ -84,17 +84,12 @@ def trace_generate(arguments: argparse.Namespace) -> int:
             blocks += len(row.blocks)
             if writer.rows % ROWS_EVERY == 0:
                 progress(int(row.time_s))
+    unit_s, unit = next((each for each in _SPANS if made.duration_s >= each[0]), (1.0, "s"))
     sys.stderr.write(
-        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {_span(made.duration_s)}: "
+        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {made.duration_s / unit_s:g} {unit}: "
         f"profile {made.name}, seed {arguments.seed}, format {made.format}\n"
     )
     return 0
-
-
-def _span(seconds: float) -> str:
-    """Returns the duration in the largest unit of which it is at least one."""
-    unit, name = next(((size, name) for size, name in _SPANS if seconds >= size), (1.0, "s"))
-    return f"{seconds / unit:g} {name}"
 
 
 def _varied(text: str) -> tuple[str, float]:
