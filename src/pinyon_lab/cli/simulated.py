@@ -327,20 +327,14 @@ def run_model(model: Model, arrivals: Sequence[Arrival], text: str) -> Rows:
 
 
 def write_rows(arguments: argparse.Namespace, rows: Iterable[tuple[int, Any]]) -> None:
-    """Writes a line of JSON for each row, with its number in the trace, to the file of ``--per-request``.
-
-    Raises :class:`InvalidArgument`.
-    """
+    """Writes a line of JSON for each row, with its number, to ``--per-request``. Raises :class:`InvalidArgument`."""
     if arguments.per_request is not None:
         lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
         write_text(arguments.per_request, "".join(lines), "per_request")
 
 
 def draw(arguments: argparse.Namespace, title: str, rows: dict[str, Rows], limits: RunLimits) -> None:
-    """Draws the share of requests that have their first token by a time, for ``--picture``.
-
-    Raises :class:`InvalidArgument`.
-    """
+    """Draws to ``--picture`` which share has its first token by a time. Raises :class:`InvalidArgument`."""
     if arguments.picture is None:
         return
     courses = []
