@@ -55,19 +55,8 @@ class TraceRow(NamedTuple):
         return f"{self.kind}/{self.turn}" if self.kind else ""
 
 
-class _Turns:
-    """The number of earlier requests of each conversation."""
-
-    def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
-
-    def after(self, chat: str, parent: str) -> int:
-        """Returns the turn of a chat that follows another one; in a session of one name, itself."""
-        turn = self._turns.get(parent, 0) + 1
-        if chat not in self._turns and len(self._turns) >= CHATS_MAX:
-            del self._turns[next(iter(self._turns))]
-        self._turns[chat] = turn
-        return turn
+Turns = dict[str, int]
+"""The last turn of each conversation of a file, by its last chat or its name."""
 
 
 class TraceFormat(NamedTuple):
@@ -77,13 +66,13 @@ class TraceFormat(NamedTuple):
     name: str
     block_tokens: int
     """The size of a block; 0: there are no blocks."""
-    parse: Callable[[str, _Turns], TraceRow]
+    parse: Callable[[str, Turns], TraceRow]
     header: bool = False
     """True if the first line is a header."""
 
     def make(self) -> Callable[[str], TraceRow]:
         """Returns the parser of one file's rows."""
-        turns = _Turns()
+        turns: Turns = {}
         return lambda line: self.parse(line, turns)
 
 
@@ -102,19 +91,28 @@ def detect_format(line: str) -> TraceFormat:
     raise InvalidArgument(f"no trace: its first row has none of the fields of the known formats ({known})")
 
 
-def _mooncake(line: str, turns: _Turns) -> TraceRow:
+def _turn(turns: Turns, chat: str, parent: str) -> int:
+    """Returns the turn of a chat that follows another one; in a session of one name, itself."""
+    turn = turns.get(parent, 0) + 1
+    if chat not in turns and len(turns) >= CHATS_MAX:
+        del turns[next(iter(turns))]
+    turns[chat] = turn
+    return turn
+
+
+def _mooncake(line: str, turns: Turns) -> TraceRow:
     row = _object(line)
     time_s = _number(row, "timestamp") / 1e3
     lengths = (_count(row, "input_length"), _count(row, "output_length"))
     blocks = _ids(row, "hash_ids")
     session, user = _text(row, "session_id"), _text(row, "user_id")
     if session:
-        return TraceRow(time_s, *lengths, blocks, "session", turns.after(session, session), session, user=user)
+        return TraceRow(time_s, *lengths, blocks, "session", _turn(turns, session, session), session, user=user)
     turn = _count(row, "turn") if "turn" in row else 0
     return TraceRow(time_s, *lengths, blocks, _text(row, "type"), turn, user=user)
 
 
-def _qwen(line: str, _: _Turns) -> TraceRow:
+def _qwen(line: str, _: Turns) -> TraceRow:
     row = _object(line)
     return TraceRow(
         _number(row, "timestamp"),
@@ -130,7 +128,7 @@ def _qwen(line: str, _: _Turns) -> TraceRow:
     )
 
 
-def _bailian(line: str, turns: _Turns) -> TraceRow:
+def _bailian(line: str, turns: Turns) -> TraceRow:
     row = _object(line)
     chat, parent = _text(row, "chat_id"), _parent(row)
     blocks = _chained(_ids(row, "tokens_hashes_input"))
@@ -141,7 +139,7 @@ def _bailian(line: str, turns: _Turns) -> TraceRow:
         _count(row, "num_output_tokens"),
         blocks,
         _text(row, "req_type"),
-        turns.after(chat, parent),
+        _turn(turns, chat, parent),
         chat,
         parent,
         _text(row, "user_id"),
@@ -149,7 +147,7 @@ def _bailian(line: str, turns: _Turns) -> TraceRow:
     )
 
 
-def _azure(line: str, _: _Turns) -> TraceRow:
+def _azure(line: str, _: Turns) -> TraceRow:
     parts = line.strip().split(",")
     if len(parts) != 3:
         raise ValueError(f"{len(parts)} columns instead of 3")
