@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,7 +116,7 @@ def play(
     async def send() -> list[RequestOutcome]:
         async with grpc.aio.insecure_channel(address) as channel:
             prompts = ReplayPrompts(arrivals, block_tokens, seed, TokenRange())
-            return (await Player(channel, arrivals, prompts, time.monotonic, Sending(clients)).run()).outcomes
+            return (await Player(channel, arrivals, prompts, Sending(clients)).run()).outcomes
 
     outcomes = asyncio.run(send())
     failed = [each.end for each in outcomes if each.end != FINISHED]

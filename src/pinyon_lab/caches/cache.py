@@ -59,6 +59,9 @@ class Cache:
         self.evicted += len(gone)
         return gone
 
+    def kept(self) -> dict[str, int]:
+        return {"resident_blocks": len(self.resident), "evicted_blocks": self.evicted}
+
 
 def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
     """Returns how many leading blocks are inside without a gap."""

@@ -32,7 +32,10 @@ class LruCurve:
                 last[block] = len(uses)
         self.blocks = len(before)
         self.unique_blocks = len(last)
-        places = _places(np.array(uses, np.int64), np.array(begun, np.int64), np.array(before, np.int64))
+        ends, least = np.array(begun, np.int64), np.array(before, np.int64)
+        followed = _count_at_least(np.array(uses, np.int64), ends, least)
+        # from 1, the top of the stack: after the different blocks that were used since; unused ones are below all
+        places = np.where(least > 0, ends - least + 1 - followed, len(uses) + 1)
         request = np.repeat(np.arange(len(requests)), [len(blocks) for blocks in requests])
         apart = request * (len(uses) + 2)
         needed = np.maximum.accumulate(places + apart) - apart if self.blocks else places
@@ -46,16 +49,6 @@ class LruCurve:
     def hits(self, capacity: int) -> int:
         """Returns how many requested blocks a cache of ``capacity`` blocks holds."""
         return int(np.searchsorted(self._needed, capacity, side="right"))
-
-
-def _places(uses: Ints, begun: Ints, before: Ints) -> Ints:
-    """Returns the place in the stack (1: the top) of each requested block when its request begins.
-
-    The place is 1 plus the number of different blocks used since the block's last use. Blocks that were never used are
-    below all others.
-    """
-    followed = _count_at_least(uses, begun, before)
-    return np.where(before > 0, begun - before + 1 - followed, len(uses) + 1)
 
 
 def _count_at_least(values: Ints, ends: Ints, least: Ints) -> Ints:

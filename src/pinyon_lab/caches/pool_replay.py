@@ -16,6 +16,7 @@ compares badly with that of another node. ``belady`` knows when a block is used 
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from pinyon.core.policies import NoSettings, Registry, check_bounds
-from pinyon.eviction.interface import EvictionPolicy, Traits
+from pinyon.eviction.interface import Traits
 from pinyon.eviction.runs import runs
 from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy, Replaying
@@ -192,22 +193,12 @@ class LocalCaches:
             "duplicate_blocks": resident - len(self._where),
             "pool_hit_blocks": self._pool_hits,
             "per_node": [
-                {"requests": requests, "blocks": asked, "hit_blocks": hits, **_kept(cache)}
+                {"requests": requests, "blocks": asked, "hit_blocks": hits, **cache.kept()}
                 for requests, asked, hits, cache in zip(
                     self._requests, self._asked, self._hits, self._caches, strict=True
                 )
             ],
         }
-
-
-class GlobalPool(CacheReplay):
-    """One cache as large as all nodes together."""
-
-    def __init__(self, make: MakePolicy, size: PoolSize) -> None:
-        super().__init__(make(), size.nodes * size.capacity)
-
-    def result(self) -> dict[str, Any]:
-        return {**_kept(self), "per_node": []}
 
 
 CANDIDATES_MAX = 16
@@ -248,13 +239,20 @@ class Coldest:
         for block in blocks[:hits]:
             self._hits[where[block]] += 1
         once, places = each_once(blocks)
-        room = _Room(self._policies, self._caches, now_s)
+        room = [cache.capacity - len(cache.resident) for cache in self._caches]
+        worth = functools.cache(lambda node: self._worth(node, now_s))
         nodes = range(len(self._caches))
         told: dict[int, tuple[list[int], list[int]]] = {}
         for block, place in zip(once, places, strict=True):
             node = where.get(block, -1)
             if node < 0:
-                where[block] = node = room.of(self._rng.sample(nodes, self._candidates))
+                candidates = self._rng.sample(nodes, self._candidates)
+                node = max(candidates, key=room.__getitem__)
+                # peeking moves SIEVE's hand, so it is done only where the choice needs it
+                if room[node] <= 0 and len(candidates) > 1:
+                    node = min(candidates, key=lambda each: (worth(each), -room[each]))
+                room[node] -= 1
+                where[block] = node
             on_node = told.setdefault(node, ([], []))
             on_node[0].append(block)
             on_node[1].append(place)
@@ -264,48 +262,23 @@ class Coldest:
                 del where[block]
         return hits
 
+    def _worth(self, node: int, now_s: float) -> float:
+        """Returns the worth of the node's next victim."""
+        head = self._policies[node].peek(now_s)
+        return -math.inf if head is None else head[0]
+
     def result(self) -> dict[str, Any]:
         """Returns the counts of the pool and of each node, whose hits are those of its blocks."""
         return {
             **_total(self._caches),
             "per_node": [
-                {"hit_blocks": hits, **_kept(cache)} for hits, cache in zip(self._hits, self._caches, strict=True)
+                {"hit_blocks": hits, **cache.kept()} for hits, cache in zip(self._hits, self._caches, strict=True)
             ],
         }
 
 
-class _Room:
-    """The choice of nodes for the new blocks of one request."""
-
-    def __init__(self, policies: Sequence[EvictionPolicy[int]], caches: Sequence[Cache], now_s: float) -> None:
-        self._policies = policies
-        self._now_s = now_s
-        self._room = [cache.capacity - len(cache.resident) for cache in caches]
-        self._worth: dict[int, float] = {}
-
-    def of(self, candidates: Sequence[int]) -> int:
-        room = self._room
-        node = max(candidates, key=room.__getitem__)
-        # peeking moves SIEVE's hand, so it is done only where the choice needs it
-        if room[node] <= 0 and len(candidates) > 1:
-            node = min(candidates, key=lambda each: (self._head(each), -room[each]))
-        room[node] -= 1
-        return node
-
-    def _head(self, node: int) -> float:
-        worth = self._worth.get(node)
-        if worth is None:
-            head = self._policies[node].peek(self._now_s)
-            worth = self._worth[node] = -math.inf if head is None else head[0]
-        return worth
-
-
-def _kept(cache: Cache) -> dict[str, int]:
-    return {"resident_blocks": len(cache.resident), "evicted_blocks": cache.evicted}
-
-
 def _total(caches: Sequence[Cache]) -> dict[str, int]:
-    kept = [_kept(cache) for cache in caches]
+    kept = [cache.kept() for cache in caches]
     return {name: sum(each[name] for each in kept) for name in kept[0]}
 
 
@@ -335,7 +308,7 @@ def _by_affinity(router: CacheAffinityRouter) -> Kind:
 
 
 def _global(_: NoSettings) -> Kind:
-    return Kind(False, lambda make, size, last_copies: GlobalPool(make, size))
+    return Kind(False, lambda make, size, last_copies: CacheReplay(make(), size.nodes * size.capacity))
 
 
 def _coldest(drawn: Drawn) -> Kind:

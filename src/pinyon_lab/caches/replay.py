@@ -9,7 +9,7 @@ that they are evicted first where a policy has no opinion.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pinyon.eviction.interface import EvictionPolicy, Key, Traits
 from pinyon.eviction.policies import EVICTION_POLICIES
@@ -66,9 +66,7 @@ class CacheReplay(Cache):
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         super().__init__(policy, capacity)
-        self.blocks = 0
-        """Blocks that requests asked for."""
-        self.hit_blocks = 0
+        self.blocks = self.hit_blocks = 0
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """Serves one request and returns its hits: the blocks of its longest leading run that is resident."""
@@ -79,25 +77,27 @@ class CacheReplay(Cache):
         self.shrink(now_s)
         return hits
 
+    def result(self) -> dict[str, Any]:
+        """Returns the counts of a pool that has one cache for all nodes."""
+        return {**self.kept(), "per_node": []}
+
 
 class Future:
     """The requests to come, for Belady alone: the number of the next request that uses a block of the present one."""
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
-        self._requests = requests
+        self.present = -1
+        """The number of the present request; it only rises."""
         self._uses: dict[int, list[int]] = {}
-        """The numbers of the requests that use each block from now on, the next one last."""
+        """The numbers of the requests that use each block, the next one last; those of the past go when asked for."""
         for number in range(len(requests) - 1, -1, -1):
-            for block in set(requests[number]):
+            for block in requests[number]:
                 self._uses.setdefault(block, []).append(number)
-
-    def advance(self, number: int) -> None:
-        """Makes the request with this number, which is the next one, the present one."""
-        for block in set(self._requests[number]):
-            self._uses[block].pop()
 
     def next_use(self, block: int) -> float:
         uses = self._uses[block]
+        while uses and uses[-1] <= self.present:
+            uses.pop()
         return float(uses[-1]) if uses else NEVER
 
 
@@ -132,7 +132,7 @@ def replayed(
     hits = []
     for number, asked in enumerate(requests):
         if future is not None:
-            future.advance(number)
+            future.present = number
         hits.append(cache.request(*asked))
         if number % PROGRESS_EVERY == 0:
             progress(number)

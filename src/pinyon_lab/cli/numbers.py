@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pinyon.core.errors import InvalidArgument
@@ -133,10 +133,10 @@ def check_numbers(arguments: argparse.Namespace) -> None:
             raise InvalidArgument(f"{option} must be from {least} to {most}, got {value}", field=name)
 
 
-def refuse_given(arguments: argparse.Namespace, defaults: Mapping[str, object], why: str) -> None:
+def refuse_given(arguments: argparse.Namespace, names: Iterable[str], why: str) -> None:
     """Raises :class:`InvalidArgument` if one of these options, which have no effect here, has not its default."""
-    for name, default in defaults.items():
-        if getattr(arguments, name) != default:
+    for name in names:
+        if getattr(arguments, name) != arguments.parser.get_default(name):
             raise InvalidArgument(f"--{name.replace('_', '-')} {why}", field=name)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
-import time
 from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
@@ -15,19 +13,9 @@ from pinyon.cli.channel import add_api_key, add_tls_dir, authorization, check_ro
 from pinyon.cli.failures import in_words
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import LB
+from pinyon_lab.cli import simulated
 from pinyon_lab.cli.numbers import add_numbers
-from pinyon_lab.cli.simulated import (
-    SentTrace,
-    add_load,
-    add_output,
-    block_tokens_of,
-    check,
-    draw,
-    print_result,
-    read,
-    write_rows,
-)
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, seed_of
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, seed_of
 from pinyon_lab.replay import Player, Replayed, ReplayPrompts, Sending, TokenRange
 from pinyon_lab.simulator.report import cluster_report
 from pinyon_lab.simulator.workload import at_rate
@@ -62,7 +50,7 @@ def add_command(commands: Any) -> None:
     add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
     add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
     add_numbers(parser, "--rate")
-    add_load(parser)
+    simulated.add_load(parser)
     add(
         "--seed",
         type=seed_of,
@@ -77,23 +65,24 @@ def add_command(commands: Any) -> None:
     )
     add_numbers(parser, "--timeout", "--in-flight-max")
     add_api_key(parser)
-    add_output(parser, per_request=True, picture=True)
+    simulated.add_output(parser, per_request=True, picture=True)
     add_tls_dir(parser)
     parser.set_defaults(run=replay)
 
 
 def replay(arguments: argparse.Namespace) -> int:
     """Sends the trace, waits and prints. Raises :class:`PinyonError`."""
-    check(arguments)
-    authorization(arguments.api_key)
+    simulated.check(arguments)
+    metadata = authorization(arguments.api_key)
     if not arguments.model.isprintable():
         raise InvalidArgument("--model has characters that cannot be sent", field="model")
-    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments)
-    block_tokens = block_tokens_of(arguments, trace)
+    sending = Sending(arguments.clients, arguments.model, metadata, arguments.timeout, arguments.in_flight_max)
+    tokens, trace = TokenRange.parse(arguments.token_ids), open_trace(arguments.trace, arguments.format)
+    block_tokens = simulated.block_tokens_of(arguments, trace)
     with open_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         check_role(channel, arguments.lb, LB, min(REACHED_S, arguments.timeout))
-    load = read(arguments, trace)
-    replayed, interrupted = asyncio.run(_play(arguments, load, block_tokens, tokens))
+    load = simulated.read(arguments, trace)
+    replayed, interrupted = asyncio.run(_play(arguments, load, sending, block_tokens, tokens))
     rows = replayed.outcomes
     title = f"replay, TTFT SLO {arguments.slo:g} s"
     warm_up = bisect_left(replayed.numbers, load.limits.warm_up)
@@ -115,31 +104,25 @@ def replay(arguments: argparse.Namespace) -> int:
         **cluster_report(rows, limits.slo_s, limits.tbt_slo_s, limits.warm_up),
     }
     if not arguments.json:
-        print_result(title, result)
+        simulated.print_result(title, result)
     _tell(replayed, arguments)
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()  # a file that cannot be written must not lose the result
-    if arguments.per_request is not None:
-        write_rows(arguments.per_request, zip(replayed.numbers, rows, strict=True))
-    if arguments.picture is not None:
-        draw(arguments.picture, title, {"replay": rows}, limits)
+    print_json(result)  # a file that cannot be written must not lose the result
+    simulated.write_rows(arguments, zip(replayed.numbers, rows, strict=True))
+    simulated.draw(arguments, title, {"replay": rows}, limits)
     if interrupted:
         return INTERRUPTED
     return 1 if replayed.errors else 0
 
 
 async def _play(
-    arguments: argparse.Namespace, load: SentTrace, block_tokens: int, tokens: TokenRange
+    arguments: argparse.Namespace, load: simulated.SentTrace, sending: Sending, block_tokens: int, tokens: TokenRange
 ) -> tuple[Replayed, bool]:
     """Returns the results of the requests, and whether Ctrl-C ended the run."""
     arrivals = at_rate(load.arrivals, load.rate)
     prompts = ReplayPrompts(arrivals, block_tokens, arguments.seed, tokens)
     async with open_async_channel(arguments.lb, LB, arguments.tls_dir) as channel:
         with bar(f"to {arguments.lb}", len(arrivals)) as progress:
-            sending = Sending(
-                arguments.clients, arguments.model, arguments.api_key, arguments.timeout, arguments.in_flight_max
-            )
-            player = Player(channel, arrivals, prompts, time.monotonic, sending, progress)
+            player = Player(channel, arrivals, prompts, sending, progress)
             try:
                 return await player.run(), False
             except asyncio.CancelledError:  # Ctrl-C

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.core.near import did_you_mean
-from pinyon_lab.cli.trace_input import bar, open_file, print_json, tell_broken, write_files
-from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Column, Figure, Result, Workload
+from pinyon_lab.cli.trace_input import open_trace, print_json, reading, write_files
+from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES, Basis, Figure, Result, Workload
 from pinyon_lab.pictures import svg
 
 _DESCRIPTION = """\
@@ -117,10 +117,9 @@ def _files(figure: Figure, folder: Path | None, named: list[str]) -> dict[str, P
 
 
 def _read(name: str, path: Path) -> Workload:
-    trace = open_file(path)
-    with bar(f"reading {name}", trace.size_bytes) as progress:
+    trace = open_trace(path)
+    with reading(trace, f"reading {name}") as progress:
         rows = trace.sorted_rows(0, progress)
-    tell_broken(trace)
     if not rows:
         raise InvalidArgument(f"{path} has no rows that can be read", field="trace")
     generated = SOURCES[name].generated and any(row.user for row in rows)  # the published traces name no users
@@ -136,7 +135,8 @@ def _show(figure: Figure, result: Result) -> None:
         mark = MODELLED * (column.basis is Basis.MODELLED)
         table.add_column(column.title + mark, justify="right" if column.form else "left", no_wrap=bool(column.form))
     for row in result.rows:
-        first, *others = (_cell(row[column.key], column) for column in result.columns)
+        values = ((row[column.key], column.form) for column in result.columns)
+        first, *others = ("–" if value is None else format(value, form) for value, form in values)
         table.add_row(first + GENERATED * (row.get("basis") == Basis.CONSTRUCTION), *others)
     needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
     Console(width=max(console.width, needed)).print(table)
@@ -151,10 +151,6 @@ def _show(figure: Figure, result: Result) -> None:
         console.print(said, found, f"  {claim.why}", sep="\n", highlight=False, markup=False)
     for note in result.notes:
         console.print(f"\n{note}", highlight=False, markup=False)
-
-
-def _cell(value: Any, column: Column) -> str:
-    return "–" if value is None else format(value, column.form)
 
 
 def _list(as_json: bool) -> None:

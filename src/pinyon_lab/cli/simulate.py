@@ -8,23 +8,8 @@ from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon_lab.cli import simulate_regions
+from pinyon_lab.cli import simulate_regions, simulated
 from pinyon_lab.cli.numbers import add_numbers, refuse_given
-from pinyon_lab.cli.simulated import (
-    SentTrace,
-    add_cluster,
-    add_output,
-    add_policy,
-    check,
-    draw,
-    model_of,
-    policy_of,
-    print_result,
-    print_side_by_side,
-    read,
-    run_model,
-    write_rows,
-)
 from pinyon_lab.cli.trace_input import open_trace, print_json
 from pinyon_lab.simulator.models import Model, Rows, RunLimits
 from pinyon_lab.simulator.searches import Bounds, fewest, goodput
@@ -70,19 +55,19 @@ def add_command(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_cluster(parser, traced=False)
-    add_policy(parser)
+    simulated.add_cluster(parser, traced=False)
+    simulated.add_policy(parser)
     rate = parser.add_mutually_exclusive_group()
     add_numbers(rate, "--rate", "--goodput")
     add_numbers(parser, "--p99", "--drift")
-    add_output(parser, per_request=True, picture=True)
+    simulated.add_output(parser, per_request=True, picture=True)
     simulate_regions.add_arguments(parser)
-    parser.set_defaults(run=simulate, defaults=vars(parser.parse_args([])))
+    parser.set_defaults(run=simulate)
 
 
 def add_compare(commands: Any) -> None:
     parser = commands.add_parser("compare", help="simulate placement policies side by side", description=_COMPARE)
-    add_cluster(parser)
+    simulated.add_cluster(parser)
     parser.add_argument(
         "--policy",
         action="append",
@@ -90,33 +75,33 @@ def add_compare(commands: Any) -> None:
         help=f"may be given again: {PLACEMENT_POLICIES.described} (default: {', '.join(COMPARED)})",
     )
     add_numbers(parser, "--rate")
-    add_output(parser, picture=True)
+    simulated.add_output(parser, picture=True)
     parser.set_defaults(run=compare)
 
 
 def add_plan(commands: Any) -> None:
     parser = commands.add_parser("plan", help="find how many instances a trace needs", description=_PLAN)
-    add_cluster(parser, sized=False)
-    add_policy(parser)
+    simulated.add_cluster(parser, sized=False)
+    simulated.add_policy(parser)
     add_numbers(parser, "--rate", "--share")
     parser.add_argument(
         "--both", action="store_true", help="count requests whose TTFT and time between tokens are both in time"
     )
     add_numbers(parser, "--instances-max")
-    add_output(parser)
+    simulated.add_output(parser)
     parser.set_defaults(run=plan)
 
 
 def _models(
     arguments: argparse.Namespace, choices: Sequence[str], instances: int | None
-) -> tuple[dict[str, Model], SentTrace]:
+) -> tuple[dict[str, Model], simulated.SentTrace]:
     """Returns a model for each choice of a placement policy, and the trace. Raises :class:`PinyonError`."""
-    policies = {choice: policy_of(arguments, choice) for choice in choices}
+    policies = {choice: simulated.policy_of(arguments, choice) for choice in choices}
     if len(policies) < len(choices):
         raise InvalidArgument("a policy is named twice", field="policy")
-    trace = open_trace(arguments)
-    models = {choice: model_of(arguments, trace, policy, instances) for choice, policy in policies.items()}
-    return models, read(arguments, trace)
+    trace = open_trace(arguments.trace, arguments.format)
+    models = {choice: simulated.model_of(arguments, trace, policy, instances) for choice, policy in policies.items()}
+    return models, simulated.read(arguments, trace)
 
 
 def _instances(arguments: argparse.Namespace) -> int:
@@ -126,17 +111,17 @@ def _instances(arguments: argparse.Namespace) -> int:
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs the trace and prints the results. Raises :class:`PinyonError`."""
-    simulate_regions.check(arguments, arguments.defaults)
+    simulate_regions.check(arguments)
     if arguments.regions is not None:
         return simulate_regions.simulate(arguments)
     if arguments.trace is None:
         raise InvalidArgument("a trace is missing, or --regions", field="trace")
-    check(arguments)
+    simulated.check(arguments)
     models, load = _models(arguments, [arguments.policy], arguments.instances)
     (model,) = models.values()
 
     def served_at(rate: float) -> Rows:
-        return run_model(model, at_rate(load.arrivals, rate), f"{rate:.4g} requests/s")
+        return simulated.run_model(model, at_rate(load.arrivals, rate), f"{rate:.4g} requests/s")
 
     if arguments.goodput is None:
         rate, rows = load.rate, served_at(load.rate)
@@ -164,35 +149,32 @@ def simulate(arguments: argparse.Namespace) -> int:
         "broken_rows": load.broken,
         **model.report(rows, load.limits),
     }
-    if arguments.per_request is not None:
-        write_rows(arguments.per_request, enumerate(rows))
+    simulated.write_rows(arguments, enumerate(rows))
     title = f"{model.policy}, {result['instances']} instances, TTFT SLO {arguments.slo:g} s"
     if arguments.goodput is not None:
         title += f": goodput at {arguments.goodput:.0%}"
-    if arguments.picture is not None:
-        draw(arguments.picture, title, {model.policy: rows}, load.limits)
+    simulated.draw(arguments, title, {model.policy: rows}, load.limits)
     if not arguments.json:
-        print_result(title, result)
+        simulated.print_result(title, result)
     print_json(result)
     return 0
 
 
 def compare(arguments: argparse.Namespace) -> int:
     """Runs the policies and prints the results. Raises :class:`PinyonError`."""
-    check(arguments)
+    simulated.check(arguments)
     models, load = _models(arguments, arguments.policy or COMPARED, arguments.instances)
     arrivals = at_rate(load.arrivals, load.rate)
     rows: dict[str, Rows] = {}
     results: dict[str, dict[str, Any]] = {}
     for choice, model in models.items():
-        rows[choice] = run_model(model, arrivals, choice)
+        rows[choice] = simulated.run_model(model, arrivals, choice)
         results[choice] = {"policy": model.policy, "rate": load.rate, **model.report(rows[choice], load.limits)}
     count = _instances(arguments)
     title = f"{count} instances of {arguments.model}, TTFT SLO {arguments.slo:g} s"
-    if arguments.picture is not None:
-        draw(arguments.picture, title, rows, load.limits)
+    simulated.draw(arguments, title, rows, load.limits)
     if not arguments.json:
-        print_side_by_side(title, "policy", results)
+        simulated.print_side_by_side(title, "policy", results)
     common = {"name": "compare", "model": arguments.model, "instances": count, "slo_s": arguments.slo}
     print_json(common | {"seed": arguments.seed, "results": list(results.values())})
     return 0
@@ -200,8 +182,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Simulates sizes and prints the results. Raises :class:`PinyonError`."""
-    check(arguments)
-    refuse_given(arguments, {"sizes": "", "clients": 0}, "is of simulate: a plan tries sizes, under the load of a rate")
+    simulated.check(arguments)
+    refuse_given(arguments, ("sizes", "clients"), "is of simulate: a plan tries sizes, under the load of a rate")
     split = arguments.prefill_instances > 0
     models, load = _models(arguments, [arguments.policy], None if split else 1)
     (base,) = models.values()
@@ -215,7 +197,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
     def attained(instances: int) -> float:
         model = base.resized(max(least, instances))
-        rows = run_model(model, arrivals, f"{instances} instances")
+        rows = simulated.run_model(model, arrivals, f"{instances} instances")
         found[instances] = model.report(rows, limits)
         return share_of(found[instances])
 
@@ -224,7 +206,7 @@ def plan(arguments: argparse.Namespace) -> int:
         most: int = arguments.instances_max
         apart = one_by_one(load.arrivals, max(APART_S, 10 * limits.slo_s))
         larger = [base.resized(size) for size in (least, max(most, APART_INSTANCES))]
-        alone = [(each, run_model(each, apart, "each request alone")) for each in larger]
+        alone = [(each, simulated.run_model(each, apart, "each request alone")) for each in larger]
         model, rows = max(alone, key=lambda pair: share_of(pair[0].report(pair[1], limits)))
         best = share_of(model.report(rows, limits))
         if best >= arguments.share:
@@ -248,7 +230,7 @@ def plan(arguments: argparse.Namespace) -> int:
     }
     if not arguments.json:
         title = f"{fewest_instances} instances: {arguments.share:.0%} within {arguments.slo:g} s, {base.policy}"
-        print_side_by_side(title, "instances", {str(each["instances"]): each for each in sizes})
+        simulated.print_side_by_side(title, "instances", {str(each["instances"]): each for each in sizes})
     print_json(result)
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.eviction import EVICTION_POLICIES, Traits
@@ -15,7 +15,7 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon_lab.caches.paged_replay import TierReplay
 from pinyon_lab.caches.pool_replay import LOOK_AHEAD, POOLS, Build, PoolSize, pool
 from pinyon_lab.caches.replay import BELADY, CacheRequest, replayed
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, tell_broken
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, print_json, reading
 
 DEFAULT_ROUTER = "cache_affinity"
 NODES_SHOWN = 16
@@ -67,10 +67,9 @@ def add_command(commands: Any) -> None:
 
 def simulate_cache(arguments: argparse.Namespace) -> int:
     """Replays the trace and prints the results. Raises :class:`PinyonError`."""
-    if arguments.capacity < 1:
-        raise InvalidArgument(f"--capacity must be at least 1, got {arguments.capacity}", field="capacity")
-    if arguments.dram < 0:
-        raise InvalidArgument(f"--dram must be at least 0, got {arguments.dram}", field="dram")
+    for name, least in (("capacity", 1), ("dram", 0)):
+        if (given := getattr(arguments, name)) < least:
+            raise InvalidArgument(f"--{name} must be at least {least}, got {given}", field=name)
     choice = whole = arguments.policy
     if choice == BELADY and arguments.dram:
         raise InvalidArgument(f"--dram replays what workers do, and none has {BELADY}", field="policy")
@@ -93,11 +92,10 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(str(error), field="nodes") from None
     if arguments.dram:
         build = lambda _: TierReplay(whole, arguments.capacity, arguments.dram)  # noqa: E731
-    trace = open_trace(arguments)
-    with bar("reading", trace.size_bytes) as progress:
+    trace = open_trace(arguments.trace, arguments.format)
+    with reading(trace) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
     requests = [CacheRequest(row.blocks, row.time_s, Traits(row.category, row.user)) for row in rows]
-    tell_broken(trace)
     with bar("replaying", len(requests)) as progress:
         cache, hits = replayed(requests, whole, build, progress)
     seen = cache.result()
@@ -142,10 +140,8 @@ def simulate_cache(arguments: argparse.Namespace) -> int:
 
 
 def _nodes(per_node: Sequence[Mapping[str, int]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("node", justify="right")
-    for name in per_node[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+    titles = ("node", *(name.replace("_", " ") for name in per_node[0]))
+    table = Table(*(Column(title, justify="right") for title in titles), box=None, pad_edge=False)
     for number, node in enumerate(per_node[:NODES_SHOWN]):
         table.add_row(str(number), *(f"{value:,}" for value in node.values()))
     if len(per_node) > NODES_SHOWN:

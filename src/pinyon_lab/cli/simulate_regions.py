@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from random import Random
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,30 +17,22 @@ from pinyon.core.request import check_geographies
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import load_machine
 from pinyon_lab.cli.numbers import REFERENCE, add_numbers, check_numbers, dest, refuse_given
+from pinyon_lab.cli.simulated import WITH_MEMORY, results_console, results_table
 from pinyon_lab.cli.trace_input import bar, print_json
-from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, DayCosts, aggregate, costs
+from pinyon_lab.simulator.regions.day import DAY_H, WILDCHAT_DAY, DailyLoad, aggregate, costs
 from pinyon_lab.simulator.regions.measures import Measured, Samples, measured
 from pinyon_lab.simulator.regions.settings import ROUND_TRIPS_S, SYSTEMS, RoutingSystem, WorldSettings, sglang_instance
 from pinyon_lab.simulator.regions.workloads import WORKLOADS, sources
 from pinyon_lab.simulator.regions.world import RegionsWorld
 
-MODEL = "l4-llama-8b"
-"""The model where ``--model`` has its default, which has no batches."""
 TABLE_WIDTH_MAX = 200
 REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
 WARM_SHARE = 0.1
 """The share of a day that is run before it and does not count."""
 _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
-_ANY = "regions", "model", "seed", "json"
+_ANY = "regions", "model", "seed", "json", "command"
 """The options that only exist with regions, and those that always exist; no other option may be given with regions."""
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    instances: int
-    course: DailyLoad
-    """The number of clients over the day."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,28 +60,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(group, "--day", "--reserved", "--on-demand")
 
 
-def check(arguments: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+def check(arguments: argparse.Namespace) -> None:
     """Raises :class:`InvalidArgument` if an option is given that has no effect here."""
-    if arguments.regions is not None and arguments.trace is not None:
-        raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
     if arguments.regions is None:
-        refuse_given(arguments, {name: defaults[name] for name in _OWN}, "is of --regions")
-    else:
-        others = {name: default for name, default in defaults.items() if name not in (*_OWN, *_ANY)}
-        refuse_given(arguments, others, "says nothing where there are --regions")
+        return refuse_given(arguments, _OWN, "is of --regions")
+    if arguments.trace is not None:
+        raise InvalidArgument("--regions has clients of its own: no trace is read", field="trace")
+    others = [name for name in vars(arguments) if name not in (*_OWN, *_ANY)]
+    refuse_given(arguments, others, "says nothing where there are --regions")
 
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Runs a day and prints the results. Raises :class:`PinyonError`."""
     check_numbers(arguments)
-    regions = _regions(arguments.regions)
-    system = _system(arguments, regions)
-    world = _world(arguments, system, regions)
+    instances, courses = _regions(arguments.regions)
+    system = _system(arguments, instances)
+    world = _world(arguments, system, instances)
     warm_s, day_s = WARM_SHARE * arguments.day, arguments.day
-    generators = {region: Random(f"{arguments.seed} {region}") for region in regions}
-    made = sources(arguments.workload, list(regions), Random(f"{arguments.seed} {arguments.workload}"))
-    for name, region in regions.items():
-        course = region.course
+    generators = {region: Random(f"{arguments.seed} {region}") for region in courses}
+    made = sources(arguments.workload, list(courses), Random(f"{arguments.seed} {arguments.workload}"))
+    for name, course in courses.items():
         wanted = lambda now_s, course=course: course.at(DAY_H * (now_s - warm_s) / day_s)  # noqa: E731 - of this one
         world.add_clients(name, made[name], generators[name], math.ceil(course.most), wanted)
     samples = Samples(world, warm_s)
@@ -98,17 +87,30 @@ def simulate(arguments: argparse.Namespace) -> int:
     with bar("a day", round(until_s)) as progress:
         world.watch(lambda now_s: progress(round(now_s)))
         world.run(until_s)
-    found = _found(world, samples, warm_s, until_s)
-    loads = {name: region.course.slots() for name, region in regions.items()}
-    instances = sum([region.instances for region in regions.values()])
-    per_instance = max(aggregate(list(loads.values()))) / instances
+    found: dict[str, Measured] = {}
+    for name in (*courses, "all"):
+        with suppress(ValueError):  # no request of that region has ended
+            found[name] = measured(world, samples, warm_s, until_s, "" if name == "all" else name)
+    if not found:
+        raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
+    loads = {name: course.slots() for name, course in courses.items()}
+    per_instance = max(aggregate(list(loads.values()))) / sum(instances.values())
     day = costs(loads, per_instance, arguments.reserved, arguments.on_demand)
     if not arguments.json:
-        _show(regions, found, day, system, per_instance)
+        console, table = results_console(), _table(f"{system.name}: a day", instances, courses, found)
+        needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
+        Console(file=console.file, width=max(console.width, needed)).print(table)
+        console.print(
+            f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
+            f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
+            f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
+            f"({day.on_demand_ratio:.2f} times that).",
+            highlight=False,
+        )
     described = {
         "name": "simulate",
-        "regions": {name: found[name].as_dict() if name in found else None for name in (*regions, "all")},
-        "instances": {name: region.instances for name, region in regions.items()},
+        "regions": {name: found[name].as_dict() if name in found else None for name in (*courses, "all")},
+        "instances": instances,
         "system": system.name,
         "routing": system.policy,
         "pushing": system.pushing,
@@ -123,21 +125,10 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(world: RegionsWorld, samples: Samples, warm_s: float, until_s: float) -> dict[str, Measured]:
-    """Returns the measures by clients' region, and of all. Raises :class:`InvalidArgument` if no request ended."""
-    found: dict[str, Measured] = {}
-    for region in (*world.settings.regions, ""):
-        try:
-            found[region or "all"] = measured(world, samples, warm_s, until_s, region)
-        except ValueError:
-            continue
-    if not found:
-        raise InvalidArgument("no request has ended: the day is too short, or nobody sends any", field="day")
-    return found
-
-
-def _regions(text: str) -> dict[str, _Region]:
-    found: dict[str, _Region] = {}
+def _regions(text: str) -> tuple[dict[str, int], dict[str, DailyLoad]]:
+    """Returns each region's instances, and the course of its clients over the day."""
+    found: dict[str, int] = {}
+    courses: dict[str, DailyLoad] = {}
     for part in text.split(","):
         name, *numbers = part.split(":")
         check_geographies((name,), "regions")
@@ -145,28 +136,27 @@ def _regions(text: str) -> dict[str, _Region]:
             raise InvalidArgument(f"--regions: {name} is there twice", field="regions")
         if not 2 <= len(numbers) <= 4:
             raise InvalidArgument(f"--regions takes {FORM}, not {part!r}", field="regions")
-        instances, clients = _whole(part, numbers[0], INSTANCES_MAX), _whole(part, numbers[1], CLIENTS_MAX)
+        for number, most in zip(numbers, (INSTANCES_MAX, CLIENTS_MAX), strict=False):
+            if not number.isdecimal() or int(number) > most:
+                told = f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}"
+                raise InvalidArgument(told, field="regions")
+        found[name], clients = map(int, numbers[:2])
         known = WILDCHAT_DAY.get(name)
         if known is None and len(numbers) < 3:
             raise InvalidArgument(
                 f"--regions: when {name} has its peak is not known ({', '.join(WILDCHAT_DAY)} are): "
-                f"{name}:{instances}:{clients}:HOUR",
+                f"{name}:{found[name]}:{clients}:HOUR",
                 field="regions",
             )
-        peak_h = _number(part, numbers[2]) if len(numbers) > 2 else known.peak_h if known is not None else 0.0
-        ratio = _number(part, numbers[3]) if len(numbers) > 3 else known.ratio if known is not None else 8.0
-        found[name] = _Region(instances, DailyLoad(peak_h, ratio, clients))
+        course = [0.0, 8.0] if known is None else [known.peak_h, known.ratio]
+        course[: len(numbers) - 2] = [_number(part, each) for each in numbers[2:]]
+        peak_h, ratio = course
+        courses[name] = DailyLoad(peak_h, ratio, clients)
     if len(found) > REGIONS_MAX:
         raise InvalidArgument(f"--regions: at most {REGIONS_MAX}, not {len(found)}", field="regions")
-    if not any(region.course.most for region in found.values()):
+    if not any(course.most for course in courses.values()):
         raise InvalidArgument("--regions: nobody has clients", field="regions")
-    return found
-
-
-def _whole(part: str, text: str, most: int) -> int:
-    if not text.isdecimal() or int(text) > most:
-        raise InvalidArgument(f"--regions takes {FORM}, with numbers from 0 to {most}, not {part!r}", field="regions")
-    return int(text)
+    return found, courses
 
 
 def _number(part: str, text: str, option: str = "--regions", what: str = "number") -> float:
@@ -179,22 +169,21 @@ def _number(part: str, text: str, option: str = "--regions", what: str = "number
     return value
 
 
-def _system(arguments: argparse.Namespace, regions: Mapping[str, _Region]) -> RoutingSystem:
+def _system(arguments: argparse.Namespace, regions: Mapping[str, int]) -> RoutingSystem:
     if arguments.system not in SYSTEMS:
         raise InvalidArgument(f"no system {arguments.system!r}; there are: {', '.join(SYSTEMS)}", field="system")
     system = SYSTEMS[arguments.system]
     if system.alone and system.alone not in regions:
         system = replace(system, alone=next(iter(regions)))
-    changes = {
-        key: value
-        for key, value in (("policy", arguments.routing), ("pushing", arguments.pushing))
-        if value is not None
-    }
+    asked = {"policy": arguments.routing, "pushing": arguments.pushing}
+    changes = {key: value for key, value in asked.items() if value is not None}
     return replace(system, name=f"{system.name}, changed", **changes) if changes else system
 
 
-def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, _Region]) -> RegionsWorld:
-    machine = load_machine(MODEL if arguments.model == REFERENCE else arguments.model)
+def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mapping[str, int]) -> RegionsWorld:
+    machine = load_machine(
+        WITH_MEMORY if arguments.model == REFERENCE else arguments.model
+    )  # the default has no batches
     trips = {**ROUND_TRIPS_S}
     for text in arguments.round_trip:
         pair, equals, ms = text.partition("=")
@@ -203,36 +192,21 @@ def _world(arguments: argparse.Namespace, system: RoutingSystem, regions: Mappin
             raise InvalidArgument(f"--round-trip takes A+B=MS of two of the regions, not {text!r}", field="round_trip")
         trips.pop((other, one), None)
         trips[one, other] = _number(text, ms, "--round-trip", "number of ms") / 1e3
-    settings = WorldSettings({name: region.instances for name, region in regions.items()}, trips)
+    settings = WorldSettings(regions, trips)
     return RegionsWorld(settings, system, sglang_instance(machine), machine, load_profile(machine.engine))
 
 
-def _show(
-    regions: Mapping[str, _Region],
-    found: Mapping[str, Measured],
-    day: DayCosts,
-    system: RoutingSystem,
-    per_instance: float,
-) -> None:
-    console = Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)
-    table = Table(title=f"{system.name}: a day", title_justify="left", box=None, pad_edge=False)
+def _table(
+    title: str, instances: Mapping[str, int], courses: Mapping[str, DailyLoad], found: Mapping[str, Measured]
+) -> Table:
     titles = ("clients of", "at the peak", "instances", "requests", "tokens/s", "TTFT P50, s", "P90", "E2E P50, s")
-    for place, title in enumerate((*titles, "reused", "forwarded")):
-        table.add_column(title, justify="right" if place else "left", no_wrap=True)
-    for name in (*regions, "all"):
-        region, each = regions.get(name), found.get(name)
-        size = ("", "") if region is None else (f"{region.course.most:.0f}", f"{region.instances}")
+    table = results_table(title, *titles, "reused", "forwarded")
+    for name in (*courses, "all"):
+        each = found.get(name)
+        size = (f"{courses[name].most:.0f}", f"{instances[name]}") if name in courses else ("", "")
         shown = () if each is None else (
             f"{each.requests:,}", f"{each.output_tokens_per_s:,.0f}", f"{each.ttft.p50:.2f}", f"{each.ttft.p90:.2f}",
             f"{each.e2e.p50:.1f}", f"{each.hits:.1%}", f"{each.forwarded:.1%}",
         )  # fmt: skip
         table.add_row(name, *size, *shown)
-    needed = console.measure(table, options=console.options.update(max_width=TABLE_WIDTH_MAX)).maximum
-    Console(file=console.file, width=max(console.width, needed)).print(table)
-    console.print(
-        f"With {per_instance:.1f} clients for an instance: {day.region_local} reserved instances where each region "
-        f"has its own, {day.region_local_dollars:,.2f} $/h; {day.shared} where they are shared, "
-        f"{day.shared_dollars:,.2f} $/h ({day.saved:.1%} less); on demand, {day.on_demand_dollars:,.2f} $/h "
-        f"({day.on_demand_ratio:.2f} times that).",
-        highlight=False,
-    )
+    return table

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pinyon.batching import BATCHING_DEFAULT, BATCHING_POLICIES
 from pinyon.batching.service_order import SERVICE_ORDER_DEFAULT, SERVICE_ORDERS
@@ -23,8 +23,8 @@ from pinyon.placement.policies import PLACEMENT_DEFAULT, PLACEMENT_POLICIES
 from pinyon.placement.scaling import ScalingSettings, parse_sizes
 from pinyon.profiles.engine_profile import load_profile
 from pinyon.profiles.machine_profile import built_in_machines, load_machine
-from pinyon_lab.cli.numbers import NUMBERS, REFERENCE, WARM_UP, add_numbers, check_numbers, dest, refuse_given
-from pinyon_lab.cli.trace_input import add_trace, bar, seed_of, tell_broken, write_text
+from pinyon_lab.cli.numbers import REFERENCE, WARM_UP, add_numbers, check_numbers, refuse_given
+from pinyon_lab.cli.trace_input import add_trace, bar, reading, seed_of, write_text
 from pinyon_lab.pictures import Course, Courses, Picture, svg
 from pinyon_lab.simulator.cluster_settings import KERNELS, ClusterSettings, StepRule
 from pinyon_lab.simulator.models import ClusterModel, Model, ReferenceModel, Rows, RunLimits, utilised
@@ -38,22 +38,14 @@ WITH_MEMORY = "l4-llama-8b"
 """A model to begin with, which error messages suggest."""
 SSD_SHARE = 3
 """The size of a pool on SSDs, as a multiple of the plain reference's DRAM."""
-_WHOLE_NUMBERS = (
-    *("--prefill-instances", "--decode-instances", "--clients", "--dram-tokens", "--step-tokens", "--chunk-tokens"),
-    *("--step-tbt", "--whole-tokens", "--active-prefills", "--max-batch", "--pipeline", "--utilisation", "--path-ms"),
-    *("--shed", "--shed-tbt"),
-)
-WHOLE_ALONE: Mapping[str, object] = {
-    **{dest(option): NUMBERS[option].default for option in _WHOLE_NUMBERS},
-    "no_prefix_cache": False,
-    "steps": StepRule.MIXED,
-    "batching": BATCHING_DEFAULT,
-    "attention_kernel": "whole",
-    "sizes": "",
-}
-"""The options, with their defaults, that the model of few rules does not use."""
 _ALIKE = ("max_batch", "step_tokens", "whole_tokens", "active_prefills", "pipeline", "attention_kernel")
 """The options that are settings of the cluster under the same name."""
+_WHOLE_ALONE = (
+    *("prefill_instances", "decode_instances", "clients", "dram_tokens", "step_tokens", "chunk_tokens", "step_tbt"),
+    *("whole_tokens", "active_prefills", "max_batch", "pipeline", "utilisation", "path_ms", "shed", "shed_tbt"),
+    *("no_prefix_cache", "steps", "batching", "attention_kernel", "sizes"),
+)
+"""The options that the model of few rules does not use."""
 POINTS = 200
 """The number of points of a curve in a picture."""
 _FACTS = (
@@ -105,6 +97,7 @@ class SentTrace:
 def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: bool = True) -> None:
     """Adds the options of the trace, the model and the limits. Without ``traced``, the trace may be left out."""
     add_trace(parser, needed=traced)
+    parser.set_defaults(parser=parser)
     add = parser.add_argument
     add("--model", default=REFERENCE, metavar="NAME", help=f"what is simulated: {MODELS} (default {REFERENCE})")
     add_numbers(
@@ -192,19 +185,12 @@ def block_tokens_of(arguments: argparse.Namespace, trace: TraceFile) -> int:
 
 def read(arguments: argparse.Namespace, trace: TraceFile) -> SentTrace:
     """Reads the trace. Raises :class:`PinyonError`."""
-    with bar("reading", trace.size_bytes) as progress:
+    with reading(trace) as progress:
         rows = trace.sorted_rows(arguments.limit, progress)
         arrivals = cut(rows, trace.format.block_tokens, arguments.tokens_max)
-    tell_broken(trace)
     if not arrivals:
         raise InvalidArgument("no request of the trace has a prompt", field="trace")
-    rate, limits = native_rate(arrivals), _limits(arguments, len(arrivals))
-    asked = rate if arguments.rate is None else arguments.rate
-    return SentTrace(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
-
-
-def _limits(arguments: argparse.Namespace, requests: int) -> RunLimits:
-    """Returns the limits. Raises :class:`InvalidArgument` where no request would count."""
+    requests, rate = len(arrivals), native_rate(arrivals)
     by_itself = min(WARM_UP, requests // 10)
     warm_up = by_itself if arguments.warm_up is None else arguments.warm_up
     if warm_up >= requests:
@@ -212,7 +198,9 @@ def _limits(arguments: argparse.Namespace, requests: int) -> RunLimits:
             f"--warm-up {warm_up} leaves none of the trace's {requests} requests to count; its default is {by_itself}",
             field="warm_up",
         )
-    return RunLimits(arguments.slo, arguments.tbt_slo, warm_up)
+    limits = RunLimits(arguments.slo, arguments.tbt_slo, warm_up)
+    asked = rate if arguments.rate is None else arguments.rate
+    return SentTrace(shrunk(arrivals, arguments.shrink), trace.broken, rate, asked, limits)
 
 
 def policy_of(arguments: argparse.Namespace, choice: str) -> str:
@@ -238,11 +226,9 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
     except InvalidArgument as error:
         raise InvalidArgument(f"{error.message}; or {REFERENCE}", field="model") from error
     engine = utilised(load_profile(machine.engine), arguments.utilisation)
-    pool_tokens = 0
-    if arguments.pool != "none":
-        pool_tokens = machine.dram_tokens if arguments.pool_tokens is None else arguments.pool_tokens
-        if pool_tokens < block_tokens:
-            raise InvalidArgument(f"--pool-tokens must be at least one block of {block_tokens}", field="pool_tokens")
+    pool_tokens = (
+        0 if arguments.pool == "none" else _tokens(arguments, "pool_tokens", machine.dram_tokens, block_tokens)
+    )
     dram_tokens = arguments.dram_tokens
     if dram_tokens is None:  # a pool in DRAM uses the same memory, which is not counted twice
         dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
@@ -250,7 +236,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
     settings = ClusterSettings(
         roles,
         block_tokens,
-        _cache_tokens(arguments, block_tokens, machine.hbm_tokens),
+        _tokens(arguments, "cache_tokens", machine.hbm_tokens, block_tokens),
         dram_tokens,
         pool_tokens,
         pool_on_ssd=arguments.pool == "ssd",
@@ -275,24 +261,19 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
 def _reference(
     arguments: argparse.Namespace, block_tokens: int, policy: str, instances: int | None, order: str, eviction: str
 ) -> Model:
-    refuse_given(arguments, WHOLE_ALONE, f"is of models of whole machines; {REFERENCE} has no such thing")
-    if instances is None or arguments.cache_tokens is None:
-        raise InvalidArgument(_missing(arguments, instances), field="instances")
-    cache_tokens = _cache_tokens(arguments, block_tokens, arguments.cache_tokens)
+    refuse_given(arguments, _WHOLE_ALONE, f"is of models of whole machines; {REFERENCE} has no such thing")
+    missing = ["--instances is missing"] if instances is None else []
+    if arguments.cache_tokens is None:
+        other = f"a --model that has one, such as {WITH_MEMORY}"
+        missing.append(f"{REFERENCE} has no memory of its own: give --cache-tokens, or {other}")
+    if instances is None or missing:
+        raise InvalidArgument("; ".join(missing), field="instances")
+    cache_tokens = _tokens(arguments, "cache_tokens", 0, block_tokens)
     pool = _pool_rules(arguments, block_tokens, cache_tokens)
     settings = ReferenceSettings(
         instances, cache_tokens, block_tokens, arguments.slo, eviction, arguments.seed, pool=pool
     )
     return ReferenceModel(settings, policy, order)
-
-
-def _missing(arguments: argparse.Namespace, instances: int | None) -> str:
-    """Returns a message that lists at once all that the reference still needs."""
-    told = [] if instances is not None else ["--instances is missing"]
-    if arguments.cache_tokens is None:
-        other = f"a --model that has one, such as {WITH_MEMORY}"
-        told.append(f"{REFERENCE} has no memory of its own: give --cache-tokens, or {other}")
-    return "; ".join(told)
 
 
 def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: int) -> PoolRules | None:
@@ -309,10 +290,13 @@ def _pool_rules(arguments: argparse.Namespace, block_tokens: int, cache_tokens: 
     return PoolRules(FETCH_US, SSD_US, max(1, ssd_tokens // block_tokens))
 
 
-def _cache_tokens(arguments: argparse.Namespace, block_tokens: int, default: int) -> int:
-    tokens: int = arguments.cache_tokens if arguments.cache_tokens is not None else default
+def _tokens(arguments: argparse.Namespace, name: str, default: int, block_tokens: int) -> int:
+    """Returns the tokens of an option, which must be at least a block."""
+    tokens: int | None = getattr(arguments, name)
+    tokens = default if tokens is None else tokens
     if tokens < block_tokens:
-        raise InvalidArgument(f"--cache-tokens must be at least one block of {block_tokens}", field="cache_tokens")
+        option = f"--{name.replace('_', '-')}"
+        raise InvalidArgument(f"{option} must be at least one block of {block_tokens}", field=name)
     return tokens
 
 
@@ -342,14 +326,17 @@ def run_model(model: Model, arrivals: Sequence[Arrival], text: str) -> Rows:
         return model.run(arrivals, progress)
 
 
-def write_rows(path: Path, rows: Iterable[tuple[int, Any]]) -> None:
-    """Writes a line of JSON for each row, with its number in the trace. Raises :class:`InvalidArgument`."""
-    lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
-    write_text(path, "".join(lines), "per_request")
+def write_rows(arguments: argparse.Namespace, rows: Iterable[tuple[int, Any]]) -> None:
+    """Writes a line of JSON for each row, with its number, to ``--per-request``. Raises :class:`InvalidArgument`."""
+    if arguments.per_request is not None:
+        lines = (json.dumps({"request": number, **each._asdict()}) + "\n" for number, each in rows)
+        write_text(arguments.per_request, "".join(lines), "per_request")
 
 
-def draw(path: Path, title: str, rows: dict[str, Rows], limits: RunLimits) -> None:
-    """Writes an SVG of the share of requests that have their first token by a time. Raises :class:`InvalidArgument`."""
+def draw(arguments: argparse.Namespace, title: str, rows: dict[str, Rows], limits: RunLimits) -> None:
+    """Draws to ``--picture`` which share has its first token by a time. Raises :class:`InvalidArgument`."""
+    if arguments.picture is None:
+        return
     courses = []
     for label, each in rows.items():
         times = sorted(row.ttft_s for row in each[limits.warm_up :] if row.ttft_s > 0)
@@ -357,7 +344,7 @@ def draw(path: Path, title: str, rows: dict[str, Rows], limits: RunLimits) -> No
         places = sorted({round(at * (len(times) - 1) / POINTS) for at in range(POINTS + 1)}) if times else []
         courses.append(Course(label, [(times[at], (at + 1) / count) for at in places]))
     panel = Courses("Time to the first token", "TTFT, s", "of the requests by then", courses)
-    write_text(path, svg(Picture(title, [panel])), "picture")
+    write_text(arguments.picture, svg(Picture(title, [panel])), "picture")
 
 
 def print_result(title: str, result: Mapping[str, Any]) -> None:
@@ -366,7 +353,7 @@ def print_result(title: str, result: Mapping[str, Any]) -> None:
     for label, key, shown in _FACTS:
         if key in result:
             table.add_row(label, shown.format(result[key] * (1e3 if label.endswith(", ms") else 1)))
-    _print(table)
+    results_console().print(table)
 
 
 def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -380,8 +367,15 @@ def print_side_by_side(title: str, first: str, results: Mapping[str, Mapping[str
         table.add_row(name, *(form.format(result[key]) if key in result else "" for _, key, form, _ in shown))
     table.caption = "; ".join(f"{label}: {told}" for label, _, _, told in shown if told)
     table.caption_justify = "left"
-    _print(table)
+    results_console().print(table)
 
 
-def _print(table: Table) -> None:
-    Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout).print(table)
+def results_table(title: str, *titles: str) -> Table:
+    """Returns a table without lines: names in its first column, numbers in the others."""
+    columns = (Column(each, justify="right" if place else "left", no_wrap=True) for place, each in enumerate(titles))
+    return Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+
+
+def results_console() -> Console:
+    """Returns the console for tables, which leaves standard output to the JSON object unless a person reads it."""
+    return Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)

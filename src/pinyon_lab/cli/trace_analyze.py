@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.table import Column, Table
 
 from pinyon.core.errors import InvalidArgument
 from pinyon_lab.cli.numbers import add_numbers, check_numbers
 from pinyon_lab.cli.trace_input import add_trace, bar, columns_of, open_trace, print_json, write_files, write_text
 from pinyon_lab.pictures import Picture, svg
-from pinyon_lab.traces.analysis import FIGURES, AnalysisTable, TraceFigure, analyse, checked_figures, day_fits
+from pinyon_lab.traces.analysis import FIGURES, TraceFigure, analyse, checked_figures, day_fits
+from pinyon_lab.traces.analysis.figure import AnalysisTable
 
 _DESCRIPTION = """\
 Section 3 of "KVCache cache in the wild" for any trace: ideal hit ratio, users, turns, reuse times and their fits, where
@@ -52,7 +53,7 @@ def analyze(arguments: argparse.Namespace) -> int:
     """Reads the trace, counts and shows the figures. Raises :class:`PinyonError`."""
     check_numbers(arguments)
     names = checked_figures([name for name in arguments.figure.split(",") if name])
-    trace = open_trace(arguments, blocks=False)
+    trace = open_trace(arguments.trace, arguments.format, blocks=False)
     columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         figures = analyse(columns, names, arguments.window_s, progress)
@@ -93,9 +94,9 @@ def _show(figures: Sequence[TraceFigure]) -> None:
             continue
         console.print(_title(figure), style="bold")
         if figure.facts:
-            facts = RichTable(box=None, pad_edge=False, show_header=any(each.paper for each in figure.facts))
-            for head, justify in (("", "left"), ("this trace", "right"), ("the paper prints", "left")):
-                facts.add_column(head, justify=justify)  # type: ignore[arg-type]
+            heads = ("", Column("this trace", justify="right"), "the paper prints")
+            printed = any(each.paper for each in figure.facts)
+            facts = Table(*heads, box=None, pad_edge=False, show_header=printed)
             for each in figure.facts:
                 facts.add_row(each.column.label, each.column.shown(each.value), each.paper)
             console.print(facts)
@@ -109,7 +110,7 @@ def _show(figures: Sequence[TraceFigure]) -> None:
 def _show_table(console: Console, table: AnalysisTable) -> None:
     if len(table.columns) > COLUMNS_SHOWN:
         return
-    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")
+    shown = Table(title=table.title, title_justify="left", box=None, pad_edge=False, title_style="italic")
     for at, column in enumerate(table.columns):
         text = any(isinstance(row[at], str) for row in table.rows)
         shown.add_column(column.label or column.key, justify="left" if text else "right")
@@ -148,7 +149,7 @@ def _seconds(text: str) -> float:
 
 def fit(arguments: argparse.Namespace) -> int:
     """Reads the trace, fits and writes the file. Raises :class:`PinyonError`."""
-    trace = open_trace(arguments)
+    trace = open_trace(arguments.trace, arguments.format)
     columns = columns_of(arguments, trace)
     with bar("counting", len(columns)) as progress:
         fits = day_fits(columns, arguments.begins, progress)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pinyon.cli.called import called_as
 from pinyon.core.errors import InvalidArgument
-from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, positive, seed_of, tell_broken
+from pinyon_lab.cli.trace_input import add_trace, bar, open_trace, positive, reading, seed_of
 from pinyon_lab.traces import TraceFile, TraceWriter
 from pinyon_lab.traces.generate import DAY_S, PROFILES, generate, profile
-from pinyon_lab.traces.scaling import Unit, Units
+from pinyon_lab.traces.scaling import Unit, chosen
 
 _DESCRIPTION = """\
 Write a trace with the published statistics of a workload whose own traces are not public, or not long enough. The same
@@ -84,17 +84,12 @@ def trace_generate(arguments: argparse.Namespace) -> int:
             blocks += len(row.blocks)
             if writer.rows % ROWS_EVERY == 0:
                 progress(int(row.time_s))
+    unit_s, unit = next((each for each in _SPANS if made.duration_s >= each[0]), (1.0, "s"))
     sys.stderr.write(
-        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {_span(made.duration_s)}: "
+        f"{writer.rows:,} requests, {blocks:,} blocks, {tokens:,} input tokens in {made.duration_s / unit_s:g} {unit}: "
         f"profile {made.name}, seed {arguments.seed}, format {made.format}\n"
     )
     return 0
-
-
-def _span(seconds: float) -> str:
-    """Returns the duration in the largest unit of which it is at least one."""
-    unit, name = next(((size, name) for size, name in _SPANS if seconds >= size), (1.0, "s"))
-    return f"{seconds / unit:g} {name}"
 
 
 def _varied(text: str) -> tuple[str, float]:
@@ -107,11 +102,11 @@ def _varied(text: str) -> tuple[str, float]:
 
 def _list() -> None:
     for name, spec in PROFILES.items():
+        numbers = (Column(each, justify="right") for each in ("usual", "from", "to"))
         title = f"{name}: {spec.text}"
-        table = Table("parameter", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for column in ("usual", "from", "to"):
-            table.add_column(column, justify="right")
-        table.add_column()
+        table = Table(
+            "parameter", *numbers, "", title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
         for key, free in spec.free.items():
             table.add_row(key, f"{free.usual:g}", f"{free.low:g}", f"{free.high:g}", free.text)
         Console().print(table)
@@ -135,24 +130,22 @@ def scale(arguments: argparse.Namespace) -> int:
     """Reads the trace twice and writes the smaller one. Raises :class:`PinyonError`."""
     if not 0 < arguments.factor <= 1:
         raise InvalidArgument(f"--factor must be above 0 and at most 1, got {arguments.factor:g}", field="factor")
-    trace = open_trace(arguments, blocks=False)
+    trace = open_trace(arguments.trace, arguments.format, blocks=False)
     unit: Unit = arguments.by or _unit(trace)
-    with bar("reading", trace.size_bytes) as progress:
-        units = Units(trace.rows(arguments.limit, progress), unit)
-    tell_broken(trace)
-    chosen = units.chosen(arguments.factor, random.Random(arguments.seed))
+    with reading(trace) as progress:
+        kept = chosen(trace.rows(arguments.limit, progress), unit, arguments.factor, random.Random(arguments.seed))
     try:
-        with bar("writing", len(chosen)) as progress, TraceWriter(arguments.out) as writer:
+        with bar("writing", len(kept)) as progress, TraceWriter(arguments.out) as writer:
             for done, (line, _) in enumerate(trace.lines(arguments.limit)):
                 if not done and trace.header:
                     writer.write_line(trace.header)
-                if chosen[done]:
+                if kept[done]:
                     writer.write_line(line)
                 if done % LINES_EVERY == 0:
                     progress(done)
     except OSError as error:
         raise InvalidArgument(f"{arguments.out}: {error.strerror}", field="out") from None
-    result = {"name": "trace-scale", "rows": len(chosen), "kept_rows": sum(chosen), "by": unit, "seed": arguments.seed}
+    result = {"name": "trace-scale", "rows": len(kept), "kept_rows": sum(kept), "by": unit, "seed": arguments.seed}
     sys.stderr.write(json.dumps(result) + "\n")
     return 0
 

@@ -68,19 +68,12 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
 def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> TraceColumns:
     """Reads the trace within ``--memory-gib`` and reports broken rows. Raises :class:`PinyonError`."""
     check_numbers(arguments)
-    with bar("reading", trace.size_bytes) as progress:
+    with reading(trace) as progress:
         rows = trace.rows(arguments.limit, progress)
-        columns = read_columns(rows, trace.format.block_tokens, int(arguments.memory_gib * (1 << 30)))
-    tell_broken(trace)
-    return columns
+        return read_columns(rows, trace.format.block_tokens, int(arguments.memory_gib * (1 << 30)))
 
 
-def open_trace(arguments: argparse.Namespace, *, blocks: bool = True) -> TraceFile:
-    """Opens the trace that the arguments name, see :func:`open_file`."""
-    return open_file(arguments.trace, arguments.format, blocks=blocks)
-
-
-def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
+def open_trace(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
     """Opens a trace file in the format ``name``; empty: the first row tells the format.
 
     With ``blocks``, a format without blocks is an error. Raises :class:`PinyonError`.
@@ -91,16 +84,6 @@ def open_file(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
     return trace
 
 
-def tell_broken(trace: TraceFile) -> None:
-    """Reports on stderr the broken rows that were left out."""
-    if trace.broken:
-        sys.stderr.write(f"pinyon: {trace.broken} broken rows of {trace.path} were left out:\n")
-        for reason in trace.reasons:
-            sys.stderr.write(f"  {reason}\n")
-        if trace.broken > len(trace.reasons):
-            sys.stderr.write("  ...\n")
-
-
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     """Shows a progress bar on stderr, if that is a terminal; yields a function that is told how much is done."""
@@ -109,6 +92,19 @@ def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def reading(trace: TraceFile, text: str = "reading") -> Iterator[Callable[[int], None]]:
+    """Shows a progress bar while a trace is read, and then reports on stderr the broken rows that were left out."""
+    with bar(text, trace.size_bytes) as progress:
+        yield progress
+    if trace.broken:
+        sys.stderr.write(f"pinyon: {trace.broken} broken rows of {trace.path} were left out:\n")
+        for reason in trace.reasons:
+            sys.stderr.write(f"  {reason}\n")
+        if trace.broken > len(trace.reasons):
+            sys.stderr.write("  ...\n")
 
 
 def print_json(result: Mapping[str, Any]) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import queue
+import asyncio
 import secrets
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import grpc
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
-from pinyon.cli.channel import add_tls_dir, open_channel
+from pinyon.cli.channel import add_tls_dir, open_async_channel
 from pinyon.cli.failures import plainly
 from pinyon.core.errors import (
     FailedPrecondition,
@@ -36,8 +37,6 @@ from pinyon_lab.traces.recording import Recorded, Renumbering, in_sessions
 
 REQUESTS_MAX = 1_000_000
 LBS_MAX = 16
-MESSAGES_MAX = 64
-"""The bound on messages read but not yet written. Beyond it load balancers wait, and after a while omit requests."""
 POLL_S = 0.2
 BEGIN_S = 10.0
 """The time in s within which a load balancer must begin."""
@@ -89,107 +88,98 @@ def record(arguments: argparse.Namespace) -> int:
     if out.is_dir():
         raise InvalidArgument(f"{out} is a folder", field="out")
     try:
-        with ExitStack() as stack:
-            stack.enter_context(_one_interrupt())
-            folder = None if out == Path("-") else out.parent
-            # opened now: a failure must not come after hours
-            spool = stack.enter_context(tempfile.TemporaryFile(dir=folder))
-            channels = [stack.enter_context(open_channel(address, LB, arguments.tls_dir)) for address in addresses]
-            streams = stack.enter_context(closing(_Streams(addresses, channels, arguments.tls_dir)))
-            times, ended = _spool(streams, spool, arguments.seconds, arguments.requests)
-            _ignore_interrupts()
-            streams.close()
-            for reason in ended:
+        # opened now: a failure must not come after hours
+        with tempfile.TemporaryFile(dir=None if out == Path("-") else out.parent) as spool:
+            seen = _LiveTrace(spool, arguments.seconds, arguments.requests)
+            asyncio.run(seen.run(addresses, arguments.tls_dir))
+            for reason in seen.ended:
                 sys.stderr.write(f"pinyon: {reason}\n")
-            _write(spool, times, out)
+            _write(spool, seen.times, out)
     except OSError as error:
         raise FailedPrecondition(f"cannot write {out}: {error.strerror or error}") from None
-    dropped = sum(streams.dropped)
-    said = f"{len(times)} requests of {len(addresses)} load balancer{'s'[: len(addresses) > 1]} in {out}"
+    dropped = sum(seen.dropped.values())
+    said = f"{len(seen.times)} requests of {len(addresses)} load balancer{'s'[: len(addresses) > 1]} in {out}"
     if dropped:
         said += f"; {dropped} were left out: this command was too slow for them"
     sys.stderr.write(f"pinyon: {said}\n")
-    return 1 if ended or dropped else 0
+    return 1 if seen.ended or dropped else 0
 
 
-class _Streams:
-    """The messages of several load balancers, in the order of arrival, with a thread for each.
+class _LiveTrace:
+    """A spool of the rows that several load balancers tell, in the order of the requests' ends."""
 
-    All of them have begun recording when the object is made; otherwise it raises the :class:`PinyonError` of one that
-    did not.
-    """
+    def __init__(self, spool: IO[bytes], seconds: float, requests: int) -> None:
+        self._spool, self._seconds, self._requests = spool, seconds, requests
+        self._numbers = Renumbering()
+        self.times: list[tuple[float, int]] = []
+        """The times of the rows, and their places in the spool."""
+        self.ended: list[str] = []
+        """The reasons why load balancers ended it early."""
+        self.dropped: dict[str, int] = {}
+        """The requests that each load balancer left out."""
 
-    def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.Channel], tls_dir: str) -> None:
-        self._addresses, self._tls_dir = addresses, tls_dir
-        self._news: queue.Queue[tuple[int, admin_pb2.RecordResponse | str]] = queue.Queue(MESSAGES_MAX)
-        self._closed = threading.Event()
-        self.dropped = [0] * len(addresses)
-        # the same for all load balancers; nobody keeps it
-        request = admin_pb2.RecordRequest(salt=secrets.token_bytes(32))
-        self._calls = [admin_pb2_grpc.AdminServiceStub(channel).Record(request) for channel in channels]
-        try:
-            for address, call in zip(addresses, self._calls, strict=True):
-                _begun(address, call, tls_dir)
-        except BaseException:
-            self._cancel()
-            raise
-        self._threads = [
-            threading.Thread(target=self._read, args=(number, call), name=f"record {address}", daemon=True)
-            for number, (address, call) in enumerate(zip(addresses, self._calls, strict=True))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self, number: int, call: Any) -> None:
-        said: admin_pb2.RecordResponse | str = f"{self._addresses[number]} ended it"
-        try:
-            for message in call:
-                self._put(number, message)
-        except grpc.RpcError as error:
-            said = _failure(error, self._addresses[number], self._tls_dir).message
-        self._put(number, said)
-
-    def _put(self, number: int, news: admin_pb2.RecordResponse | str) -> None:
-        while not self._closed.is_set():
+    async def run(self, addresses: Sequence[str], tls_dir: str) -> None:
+        """Records until Ctrl-C or another end. Raises :class:`PinyonError` if one of them does not begin."""
+        async with AsyncExitStack() as stack:
+            # the same for all load balancers; nobody keeps it
+            request = admin_pb2.RecordRequest(salt=secrets.token_bytes(32))
+            messages: dict[str, AsyncIterator[admin_pb2.RecordResponse]] = {}
+            for address in addresses:
+                channel = await stack.enter_async_context(open_async_channel(address, LB, tls_dir))
+                messages[address] = aiter(admin_pb2_grpc.AdminServiceStub(channel).Record(request))
+            for address, each in messages.items():
+                await _begun(address, each, tls_dir)
+            interrupted = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            _on_interrupt(lambda *_: loop.call_soon_threadsafe(interrupted.set))
+            readers = [asyncio.create_task(self._read(*each, tls_dir)) for each in messages.items()]
             try:
-                return self._news.put((number, news), timeout=POLL_S)
-            except queue.Full:
-                continue
+                await self._until(interrupted, readers)
+            except (InvalidArgument, ResourceExhausted) as error:
+                self.ended.append(error.message)
+            _on_interrupt(signal.SIG_IGN)  # a second Ctrl-C shall lose nothing; it stays ignored, as the process ends
+            for reader in readers:
+                reader.cancel()
 
-    def take(self, timeout_s: float) -> Sequence[admin_pb2.RecordedRequest] | str:
-        """Returns requests, none after the timeout, or the reason why a load balancer will send no more."""
+    async def _until(self, interrupted: asyncio.Event, readers: Iterable[asyncio.Task[str]]) -> None:
+        """Waits until there is enough, time is over, all load balancers have ended it, or Ctrl-C came."""
+        began_s, reading = time.monotonic(), set(readers)
+        with bar("recording", int(self._seconds) or self._requests) as progress:
+            while reading and len(self.times) < self._requests and not interrupted.is_set():
+                elapsed_s = time.monotonic() - began_s
+                if self._seconds and elapsed_s >= self._seconds:
+                    break
+                wait_s = min(POLL_S, self._seconds - elapsed_s) if self._seconds else POLL_S
+                done, reading = await asyncio.wait(reading, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                self.ended += [reason for reason in (reader.result() for reader in done) if reason]
+                progress(int(elapsed_s) if self._seconds else len(self.times))
+
+    async def _read(self, address: str, messages: AsyncIterator[admin_pb2.RecordResponse], tls_dir: str) -> str:
+        """Writes rows as they come. Returns why the load balancer ended it, or nothing if there is enough."""
         try:
-            number, news = self._news.get(timeout=timeout_s)
-        except queue.Empty:
-            return ()
-        if isinstance(news, str):
-            return news
-        self.dropped[number] = news.dropped
-        return news.requests
-
-    def close(self) -> None:
-        self._closed.set()
-        self._cancel()
-        for thread in self._threads:
-            thread.join()
-
-    def _cancel(self) -> None:
-        for call in self._calls:
-            call.cancel()
+            async for message in messages:
+                self.dropped[address] = message.dropped
+                for told in message.requests[: self._requests - len(self.times)]:
+                    row = self._numbers.row(Recorded(*(getattr(told, name) for name in Recorded._fields)))
+                    self.times.append((row.time_s, self._spool.tell()))
+                    self._spool.write(line_of(row).encode())
+                if len(self.times) >= self._requests:
+                    return ""
+        except grpc.RpcError as error:
+            return _failure(error, address, tls_dir).message
+        return f"{address} ended it"
 
 
-def _begun(address: str, call: Any, tls_dir: str) -> None:
-    late = threading.Timer(BEGIN_S, call.cancel)
-    late.daemon = True
-    late.start()
+async def _begun(address: str, messages: AsyncIterator[admin_pb2.RecordResponse], tls_dir: str) -> None:
     try:
-        next(call)
-    except StopIteration:
+        async with asyncio.timeout(BEGIN_S):
+            await anext(messages)
+    except StopAsyncIteration:
         raise NotFound(f"{address} records nothing") from None
+    except TimeoutError:
+        raise error_from_code("DEADLINE_EXCEEDED", f"the load balancer at {address} did not answer in time") from None
     except grpc.RpcError as error:
         raise _failure(error, address, tls_dir) from None
-    finally:
-        late.cancel()
 
 
 def _failure(error: grpc.RpcError, address: str, tls_dir: str) -> PinyonError:
@@ -198,59 +188,9 @@ def _failure(error: grpc.RpcError, address: str, tls_dir: str) -> PinyonError:
     return told if address in told.message else error_from_code(told.grpc_code, f"{address}: {told.message}")
 
 
-def _spool(
-    streams: _Streams, spool: IO[bytes], seconds: float, requests: int
-) -> tuple[list[tuple[float, int]], list[str]]:
-    """Writes rows as they come; returns their times and places in the spool, and why load balancers ended early."""
-    numbers = Renumbering()
-    times: list[tuple[float, int]] = []
-    ended: list[str] = []
-    began_s = time.monotonic()
-    try:
-        with bar("recording", int(seconds) or requests) as progress:
-            while len(times) < requests and len(ended) < len(streams.dropped):
-                elapsed_s = time.monotonic() - began_s
-                if seconds and elapsed_s >= seconds:
-                    break
-                news = streams.take(min(POLL_S, seconds - elapsed_s) if seconds else POLL_S)
-                if isinstance(news, str):
-                    ended.append(news)
-                    continue
-                for told in news[: requests - len(times)]:
-                    row = numbers.row(Recorded(*(getattr(told, name) for name in Recorded._fields)))
-                    at = spool.tell()
-                    spool.write(line_of(row).encode())
-                    times.append((row.time_s, at))  # last, as Ctrl-C may come anywhere
-                progress(int(elapsed_s) if seconds else len(times))
-    except KeyboardInterrupt:
-        pass  # Ctrl-C is the way to end it
-    except (InvalidArgument, ResourceExhausted) as error:
-        ended.append(error.message)
-    return times, ended
-
-
-@contextmanager
-def _one_interrupt() -> Iterator[None]:
-    """Lets Ctrl-C end the recording once, so that a second one loses nothing; it stays ignored, as the process ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        _ignore_interrupts()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, before)
-
-
-def _ignore_interrupts() -> None:
+def _on_interrupt(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, handler)
 
 
 def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:

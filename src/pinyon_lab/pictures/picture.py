@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pinyon_lab.pictures.elements import COLOURS, line, page, polyline, rect, round_ticks, text, ticks_from_zero
@@ -90,27 +90,22 @@ class Picture:
 
 def svg(picture: Picture) -> str:
     """Returns an SVG with one legend, in which the same label has the same colour in all panels."""
-    labels = list(dict.fromkeys(label for panel in picture.panels for label in _labels(panel)))
-    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}
-    dashed = {
-        course.label
-        for panel in picture.panels
-        if isinstance(panel, Courses)
-        for course in panel.courses
-        if course.dashed
-    }
+    dashed: dict[str, bool] = {}
+    for panel in picture.panels:
+        for label, thin in _labels(panel):
+            dashed[label] = thin or dashed.get(label, False)
+    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(dashed)}
     across = min(_ACROSS, len(picture.panels))
     down = math.ceil(len(picture.panels) / across)
     names = [name for panel in picture.panels if isinstance(panel, Heat) for name, _ in panel.rows]
     room = max([_LEFT, *(16 + _LETTER * len(name) for name in names)])
     stride = _WIDTH + _GAP + room - _LEFT
     width = room + across * stride - (stride - _WIDTH) + 24
-    places = _legend(labels, width)
+    places = _legend(dashed, width)
     head = places[-1][1] + 14 if places else 42
     height = head + down * (_TOP + _HEIGHT + _BOTTOM)
     out: list[str] = []
-    for label, (x, y) in zip(labels, places, strict=True):
-        thin = label in dashed
+    for (label, thin), (x, y) in zip(dashed.items(), places, strict=True):
         out.append(line((x, y - 4), (x + 22, y - 4), colours[label], 2 if thin else 4, dashed=thin))
         out.append(text(x + 28, y, label))
     for number, panel in enumerate(picture.panels):
@@ -121,7 +116,7 @@ def svg(picture: Picture) -> str:
     return page(picture.title, width, height, out, left=_LEFT)
 
 
-def _legend(labels: Sequence[str], width: float) -> list[tuple[float, float]]:
+def _legend(labels: Iterable[str], width: float) -> list[tuple[float, float]]:
     """Returns the positions of the legend's entries."""
     places: list[tuple[float, float]] = []
     x, y = float(_LEFT), 48.0
@@ -134,10 +129,13 @@ def _legend(labels: Sequence[str], width: float) -> list[tuple[float, float]]:
     return places
 
 
-def _labels(panel: Panel) -> list[str]:
+def _labels(panel: Panel) -> list[tuple[str, bool]]:
+    """Returns the labels of a panel's legend, and whether their lines are dashed."""
     if isinstance(panel, Heat):
         return []
-    return [course.label for course in panel.courses] if isinstance(panel, Courses) else list(panel.values)
+    if isinstance(panel, Bars):
+        return [(label, False) for label in panel.values]
+    return [(course.label, course.dashed) for course in panel.courses]
 
 
 def _drawn(panel: Panel, left: float, top: float, colours: dict[str, str]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
@@ -42,12 +43,12 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The way requests are sent: for which model, as whom, how many at once, and how long each may take."""
+    """The way requests are sent: for which model, with which ``metadata``, how many at once, for how long."""
 
     clients: int = 0
     """The number of clients, see :class:`Clients`."""
     model: str = ""
-    api_key: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 600.0
     in_flight_max: int = 4096
 
@@ -60,37 +61,36 @@ class Player:
         channel: grpc.aio.Channel,
         arrivals: Sequence[Arrival],
         prompts: ReplayPrompts,
-        clock: Clock,
         sending: Sending = Sending(),
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self._stub = lb_pb2_grpc.LbServiceStub(channel)
-        self._metadata = (("authorization", f"Bearer {sending.api_key}"),) if sending.api_key else ()
-        self._arrivals, self._prompts, self._clock = arrivals, prompts, clock
-        self._clients = Clients(arrivals, sending.clients)
-        self._model, self._timeout_s = sending.model, sending.timeout_s
+        self._arrivals, self._prompts = arrivals, prompts
+        self._clients, self._sending, self._progress = Clients(arrivals, sending.clients), sending, progress
         self._places = asyncio.Semaphore(sending.in_flight_max)
-        self._progress = progress
         self._ended = asyncio.Event()
         self._began_s = 0.0
         self._due: list[tuple[float, int]] = []
         """A heap of the times to send requests."""
         self._outcomes: dict[int, RequestOutcome] = {}
         self._late_s: list[float] = []
-        self._errors: dict[str, int] = {}
+        self._errors = Counter[str]()
 
     async def run(self) -> Replayed:
         """Sends all requests and returns when every one has ended.
 
         If cancelled, it cancels the requests under way; :meth:`replayed` returns the results of the others.
         """
-        self._began_s = self._clock()
+        self._began_s = time.monotonic()
         self._add(self._clients.first())
         async with asyncio.TaskGroup() as group:
             while len(self._outcomes) < len(self._arrivals):
                 wait_s = self._due[0][0] - self._now_s() if self._due else None
                 if wait_s is None or wait_s > 0:
-                    await self._something(wait_s)
+                    self._ended.clear()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await self._ended.wait()
                     continue
                 when_s, number = heapq.heappop(self._due)
                 await self._places.acquire()
@@ -101,23 +101,13 @@ class Player:
         """Returns the results so far."""
         late = sorted(self._late_s)
         numbers = sorted(self._outcomes)
-        return Replayed(
-            numbers,
-            [self._outcomes[number] for number in numbers],
-            late[99 * len(late) // 100] if late else 0.0,
-            dict(sorted(self._errors.items(), key=lambda told: -told[1])),
-        )
-
-    async def _something(self, wait_s: float | None) -> None:
-        """Waits until a request has ended, or for ``wait_s`` seconds."""
-        self._ended.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._ended.wait()
+        outcomes = [self._outcomes[number] for number in numbers]
+        errors = dict(self._errors.most_common())
+        return Replayed(numbers, outcomes, late[99 * len(late) // 100] if late else 0.0, errors)
 
     def _add(self, due: Sequence[tuple[float, int]]) -> None:
-        for when_s, number in due:
-            heapq.heappush(self._due, (when_s, number))
+        for each in due:
+            heapq.heappush(self._due, each)
 
     async def _serve(self, number: int, when_s: float) -> None:
         try:
@@ -130,7 +120,7 @@ class Player:
         self._ended.set()
 
     def _now_s(self) -> float:
-        return self._clock() - self._began_s
+        return time.monotonic() - self._began_s
 
     async def _ask(self, number: int, when_s: float) -> RequestOutcome:
         arrival = self._arrivals[number]
@@ -139,7 +129,7 @@ class Player:
         self._late_s.append(max(0.0, sent_s - when_s))
         seen = _Answer(sent_s)
         try:
-            call = self._stub.Generate(request, timeout=self._timeout_s, metadata=self._metadata)
+            call = self._stub.Generate(request, timeout=self._sending.timeout_s, metadata=self._sending.metadata)
             del request
             await seen.read(call, self._now_s)
             if not seen.end:
@@ -154,14 +144,14 @@ class Player:
         told = f"{status}: {details}"
         if told not in self._errors and len(self._errors) >= ERRORS_MAX:
             told = OTHERS
-        self._errors[told] = self._errors.get(told, 0) + 1
+        self._errors[told] += 1
 
     def _message(self, number: int) -> lb_pb2.GenerateRequest:
         arrival, tokens = self._arrivals[number], self._prompts.of(number)
         wanted = min(max(1, arrival.output_tokens), OUTPUT_MAX)
         kind, turn = kind_and_turn(arrival.traits.category)
         return lb_pb2.GenerateRequest(
-            model=self._model,
+            model=self._sending.model,
             prompt_tokens_le32=tokens.astype("<u4").tobytes(),
             sampling=sampling_to_proto(SamplingParams(wanted, ignore_eos=True)),
             labels=lb_pb2.RequestLabels(kind=kind, turn=turn, user=arrival.traits.tenant),
@@ -178,7 +168,7 @@ class _Answer:
         self._first_s = -1.0
         self._last_s = 0.0
         self._intervals: list[tuple[float, int]] = []
-        self._usage: Any = None
+        self._cached = self._local = 0
 
     async def read(self, messages: AsyncIterator[lb_pb2.GenerateResponse], now: Clock) -> None:
         async for message in messages:
@@ -186,22 +176,19 @@ class _Answer:
                 self._count(len(message.tokens), now())
                 self.tokens += message.tokens
             if message.HasField("usage"):
-                self._usage, self.end = message.usage, FINISHED
+                self._cached, self._local = message.usage.cached_tokens, message.usage.cached_local_tokens
+                self.end = FINISHED
 
     def _count(self, tokens: int, now_s: float) -> None:
         """Counts tokens that come together: they share the time since the last ones."""
         if self._first_s < 0:
-            self._first_s = now_s
+            self._first_s = self._last_s = now_s
             tokens -= 1
-            if tokens:
-                self._intervals.append((0.0, tokens))
-        else:
+        if tokens:
             self._intervals.append(((now_s - self._last_s) / tokens, tokens))
         self._last_s = now_s
 
     def outcome(self, arrival: Arrival, now_s: float) -> RequestOutcome:
-        usage = self._usage
-        local = usage.cached_local_tokens if usage is not None else 0
         return RequestOutcome(
             self._sent_s,
             "",
@@ -211,8 +198,8 @@ class _Answer:
             now_s - self._sent_s,
             arrival.tokens,
             len(self.tokens),
-            local,
-            usage.cached_tokens - local if usage is not None else 0,
+            self._local,
+            self._cached - self._local,
             -1.0,
             1,
             self.end or CUT_OFF,

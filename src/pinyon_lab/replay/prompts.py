@@ -59,8 +59,9 @@ class ReplayPrompts:
 
     def of(self, number: int) -> Tokens:
         """Returns the prompt of the request at this place, with as many tokens as it has. Once for each request."""
-        arrival, size = self._arrivals[number], self._block_tokens
-        prompt = self._by_ids(arrival)
+        arrival, size, known = self._arrivals[number], self._block_tokens, self._known
+        parts = [known[block] if block in known else self._block(block) for block in arrival.blocks]
+        prompt = np.concatenate(parts)[: arrival.tokens] if parts else np.zeros(0, np.uint32)
         before = self._before(arrival)
         if before is not None:
             prompt[: len(before)] = before[: len(prompt)]
@@ -68,7 +69,7 @@ class ReplayPrompts:
                 block = arrival.blocks[place]
                 tokens = prompt[place * size : (place + 1) * size]
                 if not np.array_equal(tokens, self._block(block)):
-                    self._known[block] = tokens.copy()
+                    known[block] = tokens.copy()
         if self._followers[number]:
             self._sent[number] = prompt
         return prompt
@@ -92,13 +93,6 @@ class ReplayPrompts:
         if before is None or arrival.blocks[:whole] != self._arrivals[follows].blocks[:whole]:
             return None
         return before
-
-    def _by_ids(self, arrival: Arrival) -> Tokens:
-        blocks = [self._known.get(block) for block in arrival.blocks]
-        parts = [
-            self._block(block) if known is None else known for block, known in zip(arrival.blocks, blocks, strict=True)
-        ]
-        return np.concatenate(parts)[: arrival.tokens] if parts else np.zeros(0, np.uint32)
 
     def _made(self, block: int) -> Tokens:
         dice = np.random.default_rng((self._seed, block & ID_MASK))

@@ -113,23 +113,22 @@ class TraceWriter:
     :class:`InvalidArgument` if the file cannot be written."""
 
     def __init__(self, path: Path, format_name: str = "qwen") -> None:
-        self._path = path
-        self._format_name = format_name
+        self._path, self._format_name = path, format_name
         self._unfinished = path.parent / f".{path.name}.{os.getpid()}.part"
         self._files = ExitStack()
         self._to: IO[bytes] = sys.stdout.buffer
         self.rows = 0
 
     def __enter__(self) -> TraceWriter:
-        if self._path != STDOUT:
-            if self._path.exists() and not self._path.is_file():  # writing would replace a device
-                raise self._refused("it is there and no file")
-            with self._refusing():
-                self._to = self._files.enter_context(self._unfinished.open("wb"))
-            if self._path.suffix == ".gz":
-                zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._to, mtime=0)
-                self._files.callback(zipped.close)
-                self._to = cast("IO[bytes]", zipped)
+        if self._path == STDOUT:
+            return self
+        if self._path.exists() and not self._path.is_file():  # writing would replace a device
+            raise self._refused("it is there and no file")
+        with self._refusing():
+            self._to = self._files.enter_context(self._unfinished.open("wb"))
+        if self._path.suffix == ".gz":
+            zipped = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._to, mtime=0)
+            self._to = cast("IO[bytes]", self._files.enter_context(zipped))
         return self
 
     def write(self, row: TraceRow) -> None:

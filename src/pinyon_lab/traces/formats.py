@@ -55,18 +55,25 @@ class TraceRow(NamedTuple):
         return f"{self.kind}/{self.turn}" if self.kind else ""
 
 
-Parse = Callable[[str], TraceRow]
+Turns = dict[str, int]
+"""The last turn of each conversation of a file, by its last chat or its name."""
 
 
 class TraceFormat(NamedTuple):
-    """A trace format. ``make`` returns a parser of one file's rows, which raises ``ValueError`` for a broken row."""
+    """A trace format. ``parse`` reads a row of a file whose turns are counted; it raises ``ValueError`` for a broken
+    row."""
 
     name: str
     block_tokens: int
     """The size of a block; 0: there are no blocks."""
-    make: Callable[[], Parse]
+    parse: Callable[[str, Turns], TraceRow]
     header: bool = False
     """True if the first line is a header."""
+
+    def make(self) -> Callable[[str], TraceRow]:
+        """Returns the parser of one file's rows."""
+        turns: Turns = {}
+        return lambda line: self.parse(line, turns)
 
 
 def detect_format(line: str) -> TraceFormat:
@@ -84,93 +91,67 @@ def detect_format(line: str) -> TraceFormat:
     raise InvalidArgument(f"no trace: its first row has none of the fields of the known formats ({known})")
 
 
-class _Turns:
-    """The number of earlier requests of each conversation."""
-
-    def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
-
-    def next(self, session: str) -> int:
-        return self._put(session, self._turns.get(session, 0) + 1)
-
-    def after(self, chat: str, parent: str) -> int:
-        return self._put(chat, self._turns.get(parent, 0) + 1)
-
-    def _put(self, name: str, turn: int) -> int:
-        if name not in self._turns and len(self._turns) >= CHATS_MAX:
-            del self._turns[next(iter(self._turns))]
-        self._turns[name] = turn
-        return turn
+def _turn(turns: Turns, chat: str, parent: str) -> int:
+    """Returns the turn of a chat that follows another one; in a session of one name, itself."""
+    turn = turns.get(parent, 0) + 1
+    if chat not in turns and len(turns) >= CHATS_MAX:
+        del turns[next(iter(turns))]
+    turns[chat] = turn
+    return turn
 
 
-def _mooncake() -> Parse:
-    turns = _Turns()
-
-    def parse(line: str) -> TraceRow:
-        row = _object(line)
-        time_s = _number(row, "timestamp") / 1e3
-        lengths = (_count(row, "input_length"), _count(row, "output_length"))
-        blocks = _ids(row, "hash_ids")
-        session, user = _text(row, "session_id"), _text(row, "user_id")
-        if session:
-            return TraceRow(time_s, *lengths, blocks, "session", turns.next(session), session, user=user)
-        turn = _count(row, "turn") if "turn" in row else 0
-        return TraceRow(time_s, *lengths, blocks, _text(row, "type"), turn, user=user)
-
-    return parse
+def _mooncake(line: str, turns: Turns) -> TraceRow:
+    row = _object(line)
+    time_s = _number(row, "timestamp") / 1e3
+    lengths = (_count(row, "input_length"), _count(row, "output_length"))
+    blocks = _ids(row, "hash_ids")
+    session, user = _text(row, "session_id"), _text(row, "user_id")
+    if session:
+        return TraceRow(time_s, *lengths, blocks, "session", _turn(turns, session, session), session, user=user)
+    turn = _count(row, "turn") if "turn" in row else 0
+    return TraceRow(time_s, *lengths, blocks, _text(row, "type"), turn, user=user)
 
 
-def _qwen() -> Parse:
-    def parse(line: str) -> TraceRow:
-        row = _object(line)
-        return TraceRow(
-            _number(row, "timestamp"),
-            _count(row, "input_length"),
-            _count(row, "output_length"),
-            _ids(row, "hash_ids"),
-            _text(row, "type"),
-            _count(row, "turn"),
-            _text(row, "chat_id"),
-            _parent(row),
-            _text(row, "user_id"),
-            _ids(row, "output_hash_ids") if "output_hash_ids" in row else (),
-        )
-
-    return parse
+def _qwen(line: str, _: Turns) -> TraceRow:
+    row = _object(line)
+    return TraceRow(
+        _number(row, "timestamp"),
+        _count(row, "input_length"),
+        _count(row, "output_length"),
+        _ids(row, "hash_ids"),
+        _text(row, "type"),
+        _count(row, "turn"),
+        _text(row, "chat_id"),
+        _parent(row),
+        _text(row, "user_id"),
+        _ids(row, "output_hash_ids") if "output_hash_ids" in row else (),
+    )
 
 
-def _bailian() -> Parse:
-    turns = _Turns()
-
-    def parse(line: str) -> TraceRow:
-        row = _object(line)
-        chat, parent = _text(row, "chat_id"), _parent(row)
-        blocks = _chained(_ids(row, "tokens_hashes_input"))
-        answer = _ids(row, "tokens_hashes_output") if "tokens_hashes_output" in row else ()
-        return TraceRow(
-            _date(row["timestamp"]) if isinstance(row.get("timestamp"), str) else _number(row, "timestamp"),
-            _count(row, "num_input_tokens"),
-            _count(row, "num_output_tokens"),
-            blocks,
-            _text(row, "req_type"),
-            turns.after(chat, parent),
-            chat,
-            parent,
-            _text(row, "user_id"),
-            _chained(answer, blocks[-1] if blocks else 0),
-        )
-
-    return parse
+def _bailian(line: str, turns: Turns) -> TraceRow:
+    row = _object(line)
+    chat, parent = _text(row, "chat_id"), _parent(row)
+    blocks = _chained(_ids(row, "tokens_hashes_input"))
+    answer = _ids(row, "tokens_hashes_output") if "tokens_hashes_output" in row else ()
+    return TraceRow(
+        _date(row["timestamp"]) if isinstance(row.get("timestamp"), str) else _number(row, "timestamp"),
+        _count(row, "num_input_tokens"),
+        _count(row, "num_output_tokens"),
+        blocks,
+        _text(row, "req_type"),
+        _turn(turns, chat, parent),
+        chat,
+        parent,
+        _text(row, "user_id"),
+        _chained(answer, blocks[-1] if blocks else 0),
+    )
 
 
-def _azure() -> Parse:
-    def parse(line: str) -> TraceRow:
-        parts = line.strip().split(",")
-        if len(parts) != 3:
-            raise ValueError(f"{len(parts)} columns instead of 3")
-        return TraceRow(_date(parts[0]), _tokens(parts[1]), _tokens(parts[2]), ())
-
-    return parse
+def _azure(line: str, _: Turns) -> TraceRow:
+    parts = line.strip().split(",")
+    if len(parts) != 3:
+        raise ValueError(f"{len(parts)} columns instead of 3")
+    return TraceRow(_date(parts[0]), _tokens(parts[1]), _tokens(parts[2]), ())
 
 
 FORMATS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -19,43 +20,32 @@ ROWS_MAX = 1 << 24
 """The limit of rows of a trace: some 200 bytes each, for the names of chats, make 3 GiB."""
 
 
-class Units:
-    """The unit of each row, in order of the rows; a row that names none is a unit by itself."""
+def chosen(rows: Iterable[TraceRow], unit: Unit, factor: float, generator: random.Random) -> array[int]:
+    """Returns 1 for each row that is kept, else 0. A row that names no unit is one by itself.
 
-    def __init__(self, rows: Iterable[TraceRow], unit: Unit) -> None:
-        """Reads the units of rows. Raises :class:`InvalidArgument` if no row names one, or there are too many rows."""
-        self._of = array("i")
-        self._numbers: dict[str, int] = {}
-        self._unit = unit
-        for row in rows:
-            if len(self._of) == ROWS_MAX:
-                raise InvalidArgument(f"the trace has more than {ROWS_MAX:,} rows: read fewer (--limit)", field="trace")
-            self._of.append(self._number(row))
-        if self._of and not self._numbers and unit != "request":
-            raise InvalidArgument(f"no row names a {unit}", field="by")
-
-    def _number(self, row: TraceRow) -> int:
-        """Returns the unit's number, which is that of its first row."""
-        numbers, new = self._numbers, len(self._of)
-        name = row.user if self._unit == "user" else row.chat
-        if self._unit == "request" or not name:
-            return new
-        if self._unit == "user":
-            return numbers.setdefault(name, new)
+    Units are tried in a random order, and kept while the rows stay within ``factor`` of all, or come nearer to it. A
+    unit with more rows than are left is skipped. Raises :class:`InvalidArgument` if no row names one, or there are too
+    many rows.
+    """
+    of = array("i")
+    """The number of each row's unit, which is that of the unit's first row."""
+    numbers: dict[str, int] = {}
+    for row in rows:
+        new = len(of)
+        if new == ROWS_MAX:
+            raise InvalidArgument(f"the trace has more than {ROWS_MAX:,} rows: read fewer (--limit)", field="trace")
+        name = {"user": row.user, "session": row.chat, "request": ""}[unit]
         # a session has the number of its first chat, or of the chat that this one follows, perhaps before the trace
-        return numbers.setdefault(name, numbers.setdefault(row.parent or name, new))
-
-    def chosen(self, factor: float, generator: random.Random) -> array[int]:
-        """Returns 1 for each row that is kept, else 0. Units are tried in a random order, and kept while the rows stay
-        within ``factor`` of all, or come nearer to it. A unit with more rows than are left is skipped."""
-        sizes: dict[int, int] = {}
-        for unit in self._of:
-            sizes[unit] = sizes.get(unit, 0) + 1
-        order = list(sizes)
-        generator.shuffle(order)
-        kept, rows, aim = set[int](), 0, factor * len(self._of)
-        for unit in order:
-            if rows + sizes[unit] - aim <= aim - rows:
-                kept.add(unit)
-                rows += sizes[unit]
-        return array("b", (unit in kept for unit in self._of))
+        first = numbers.setdefault(row.parent or name, new) if unit == "session" and name else new
+        of.append(numbers.setdefault(name, first) if name else new)
+    if of and not numbers and unit != "request":
+        raise InvalidArgument(f"no row names a {unit}", field="by")
+    sizes = Counter(of)
+    order = list(sizes)
+    generator.shuffle(order)
+    kept, count, aim = set[int](), 0, factor * len(of)
+    for each in order:
+        if count + sizes[each] - aim <= aim - count:
+            kept.add(each)
+            count += sizes[each]
+    return array("b", (each in kept for each in of))

@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import main
+from tests.unit.cli.lab_commands import write
 
 HANG_S = 60.0
 
@@ -59,41 +60,37 @@ def balancer() -> Iterator[Balancer]:
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     rows = [{"timestamp": n, "input_length": 9, "output_length": 1, "hash_ids": [n]} for n in range(3)]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write(tmp_path / "trace.jsonl", rows)
+
+
+def interrupted(balancer, trace, tmp_path, capsys, *more):
+    """Returns the result and the messages of a replay that Ctrl-C ends at its second request."""
+    balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
+    asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--picture", str(tmp_path / "ttft.svg")]
+    assert main([*asked, *more]) == 130
+    seen = capsys.readouterr()
+    return json.loads(seen.out.splitlines()[-1]), " ".join(seen.err.split())
 
 
 def test_interrupted_replay_reports_what_has_ended(balancer, trace, tmp_path, capsys):
-    balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
     rows = tmp_path / "rows.jsonl"
-    asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--warm-up", "0", "--per-request", str(rows)]
-    assert main([*asked, "--picture", str(tmp_path / "ttft.svg")]) == 130
-    seen = capsys.readouterr()
-    told = json.loads(seen.out.splitlines()[-1])
+    told, said = interrupted(balancer, trace, tmp_path, capsys, "--warm-up", "0", "--per-request", str(rows))
     assert (told["interrupted"], told["counted"], told["finished"], told["errors"]) == (True, 1, 1.0, {})
-    assert "interrupted: 1 of 3 requests had ended" in " ".join(seen.err.split())
+    assert "interrupted: 1 of 3 requests had ended" in said
     assert [json.loads(line)["request"] for line in rows.read_text().splitlines()] == [0]
 
 
 def test_replay_interrupted_in_its_warm_up_counts_that(balancer, trace, tmp_path, capsys):
-    balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
-    asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--warm-up", "2"]
-    assert main([*asked, "--picture", str(tmp_path / "ttft.svg")]) == 130
-    seen = capsys.readouterr()
-    told = json.loads(seen.out.splitlines()[-1])
+    told, said = interrupted(balancer, trace, tmp_path, capsys, "--warm-up", "2")
     assert (told["interrupted"], told["counted"], told["finished"]) == (True, 1, 1.0)
-    assert "none after the warm-up, which counts here" in " ".join(seen.err.split())
+    assert "none after the warm-up, which counts here" in said
 
 
 def test_replay_interrupted_before_any_answer_reports_none(balancer, trace, tmp_path, capsys):
     balancer.asked = 1
-    balancer.then = lambda: os.kill(os.getpid(), signal.SIGINT)
-    asked = ["replay", trace, "--lb", balancer.address, "--clients", "1", "--warm-up", "0"]
-    assert main([*asked, "--picture", str(tmp_path / "ttft.svg")]) == 130
-    seen = capsys.readouterr()
-    assert json.loads(seen.out.splitlines()[-1])["counted"] == 0
-    assert "interrupted: 0 of 3 requests had ended" in " ".join(seen.err.split())
+    told, said = interrupted(balancer, trace, tmp_path, capsys, "--warm-up", "0")
+    assert told["counted"] == 0
+    assert "interrupted: 0 of 3 requests had ended" in said
 
 
 def test_server_that_dies_in_mid_replay_is_counted(balancer, trace, capsys):

@@ -8,6 +8,7 @@ import pytest
 
 from pinyon.cli import main
 from pinyon_lab.papers import ELSEWHERE, FIGURES, NOT_MADE, SOURCES
+from tests.unit.cli.lab_commands import result_of
 from tests.unit.cli.test_cli_simulate_cache import write
 
 
@@ -23,8 +24,7 @@ def test_the_list_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in (*FIGURES, *SOURCES, *ELSEWHERE))
-    assert main(["reproduce", "--list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = result_of(capsys, ["reproduce", "--list", "--json"])
     assert [each["name"] for each in listed["figures"]] == list(FIGURES)
     assert [each["command"] for each in listed["elsewhere"]] == [each.command for each in ELSEWHERE.values()]
     assert [each["why"] for each in listed["not_made"]] == [each.why for each in NOT_MADE]
@@ -65,32 +65,11 @@ def test_a_trace_may_be_named(traces: Path, capsys: pytest.CaptureFixture[str]) 
         made = traces / "mine"
         made.write_text(json.dumps({**row, **({"user_id": "7"} if named else {})}) + "\n")
         arguments = ["reproduce", "mooncake-fig9", "--traces", str(traces), "--trace", f"toolagent={made}", "--json"]
-        assert main(arguments) == 0
-        result = json.loads(capsys.readouterr().out)
+        result = result_of(capsys, arguments)
         assert result["workloads"]["toolagent"] == {"requests": 1, "generated": named}
         assert len(result["rows"]) == 7, "three, three pairs, all"
         generated = [row["workload"] for row in result["rows"] if row["basis"] == "by construction"]
         assert len(generated) == (4 if named else 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "a figure's name is needed; there are: mooncake-fig1"),
-        (["nonsense"], "no figure 'nonsense'; there are: mooncake-fig1"),
-        (["mooncake-fig12"], "mooncake-fig12 is made by `./dev bench transfer --fig12`"),
-        (
-            ["mooncake-fig9"],
-            "needs traces that are not there: conversation (mooncake_conversation.jsonl[.gz]), synthetic",
-        ),
-        (["mooncake-fig9", "--trace", "nonsense=x"], "with one of conversation, synthetic, toolagent"),
-        (["mooncake-fig9", "--trace", "conversation"], "--trace takes NAME=FILE"),
-        (["mooncake-fig9", "--traces", "/nowhere/at/all"], "no folder of traces at /nowhere/at/all"),
-    ],
-)
-def test_what_is_wrong_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", *arguments]) == 1
-    assert said in capsys.readouterr().err
 
 
 def test_traces_that_are_of_no_use_are_named(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

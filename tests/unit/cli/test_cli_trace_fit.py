@@ -8,6 +8,8 @@ import pytest
 from pinyon.cli import main
 from pinyon.eviction.day_fits import DayFits
 from pinyon.eviction.fit import Fit
+from tests.unit.cli import lab_commands
+from tests.unit.cli.lab_commands import result_of
 
 Row = tuple[float, str, list[int]]
 
@@ -18,8 +20,7 @@ def write(path: Path, rows: list[Row]) -> str:
         | {"chat_id": number, "parent_chat_id": -1, "type": kind, "turn": 1}
         for number, (at, kind, ids) in enumerate(rows)
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(path)
+    return lab_commands.write(path, lines)
 
 
 def chats(start_s: float) -> list[Row]:
@@ -34,9 +35,8 @@ def chats(start_s: float) -> list[Row]:
 
 def test_yesterday_is_written_and_used_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, out = write(tmp_path / "a.jsonl", chats(5.0)), tmp_path / "fits.json"
-    assert main(["trace", "fit", trace, str(out), "--begins", "9:40"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["hours"], said["fits"], said["block_tokens"]) == (2, 4, 16)
+    told = result_of(capsys, ["trace", "fit", trace, str(out), "--begins", "9:40"])
+    assert (told["hours"], told["fits"], told["block_tokens"]) == (2, 4, 16)
     day = DayFits.of_json(out.read_text())
     assert [*day.hours] == [9, 10]
     assert day.hours[9]["chat/1"] == Fit(0.5, 60.0)
@@ -49,8 +49,7 @@ def test_yesterday_is_written_and_used_today(tmp_path: Path, capsys: pytest.Capt
     file = write_fits(tmp_path, {"": Fit(0.3, 60.0), "chat/1": Fit(0.5, 60.0), "file/1": Fit(0.001, 60.0)})
     for options in ("fitted=false", f"fits={file},fitted=false,midnight_s={midnight_s}"):
         policy = f"workload_aware:{options}"
-        assert main([*asked, policy]) == 0
-        result = json.loads(capsys.readouterr().out)
+        result = result_of(capsys, [*asked, policy])
         assert result["policy"] == policy
         hits[options[:4]] = result["hit_blocks"]
     assert hits == {"fitt": 0, "fits": 200}, "a file's blocks are younger and more than there is room for"
@@ -60,31 +59,6 @@ def write_fits(folder: Path, fits: dict[str, Fit]) -> Path:
     path = folder / "known.json"
     path.write_text(json.dumps(DayFits({9: fits, 10: fits}).json()))
     return path
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["trace", "fit", "nothing.jsonl", "out.json"], "no trace file at nothing.jsonl"),
-        (["trace", "fit", "once.jsonl", "out.json"], "too few blocks are used again for a fit in any hour"),
-        (["trace", "fit", "a.jsonl", "no/out.json"], "no/out.json: No such file or directory"),
-        (["trace", "fit", "a.jsonl", "out.json", "--memory-gib", "0"], "--memory-gib must be from 1e-06 to"),
-        (
-            ["simulate-cache", "a.jsonl", "--capacity", "4", "--policy", "workload_aware:fits=once.jsonl"],
-            "fits of 'once.jsonl': no JSON object with hours",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "a.jsonl", chats(0.0))
-    write(tmp_path / "once.jsonl", [(0.0, "chat", [1])])
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 def test_a_time_of_day_is_one() -> None:

@@ -98,29 +98,6 @@ def test_profiles_are_listed_with_what_can_be_varied(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a profile and a file are needed"),
-        (["qwen-a"], "a profile and a file are needed"),
-        (["qwen-a", "OUT", "--vary", "think_s=1"], "think_s of profile qwen-a must be from 250 to 510, got 1"),
-        (["qwen-a", "OUT", "--vary", "name=1"], "profile qwen-a has no parameter 'name'; known: users"),
-        (["qwen-a", "OUT", "--vary", "think_s"], "--vary takes NAME=VALUE with a number, got 'think_s'"),
-        (["qwen-a", "OUT", "--vary", "think_s=long"], "--vary takes NAME=VALUE with a number, got 'think_s=long'"),
-        (["qwen-a", "none/OUT"], "OUT: No such file or directory"),
-        (["qwen-a", "."], "cannot write .: it is there and no file"),
-    ],
-)
-def test_nonsense_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
         (["nonsense", "OUT"], "invalid choice: 'nonsense'"),
         (["qwen-a", "OUT", "--duration", "0s"], "not a time up to 31d"),
         (["qwen-a", "OUT", "--duration", "32d"], "not a time up to 31d"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import grpc
 import pytest
 
@@ -39,10 +37,8 @@ async def play(how: str, count: int, output_tokens: int = 1):
     arrivals = [Arrival(0.0, 8, output_tokens, (number,), NO_TRAITS) for number in range(count)]
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            player = Player(
-                channel, arrivals, ReplayPrompts(arrivals, 16, 1, TokenRange()), time.monotonic, Sending(timeout_s=60.0)
-            )
-            return await player.run()
+            prompts = ReplayPrompts(arrivals, 16, 1, TokenRange())
+            return await Player(channel, arrivals, prompts, Sending(timeout_s=60.0)).run()
     finally:
         await server.stop(None)
 

@@ -75,6 +75,9 @@ class Measured:
         active = int((np.bincount(self.users) > 0).sum())
         return float(sums[: round(share * active)].sum() / sums.sum())
 
+    def of_most_hits(self, share: float) -> float:
+        return self.of_busiest(share, self.hits)
+
     def of_hottest_blocks(self, share: float) -> float:
         """Returns the part of all reuses that the hottest blocks have; ``share`` is their share of the blocks."""
         reuses = np.sort(self.reuses_of_block)[::-1]

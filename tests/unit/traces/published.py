@@ -24,8 +24,8 @@ class Statistic(NamedTuple):
     within: float
     """The tolerance. With ``inf`` anything beyond ``paper`` is right, with -``inf`` anything below it."""
     of: Callable[[Measured], float]
-    digits: int = 1
     unit: str = " %"
+    digits: int = 1
     because: str = ""
     """The reason why the statistic is not met."""
 
@@ -57,32 +57,27 @@ def measured(name: str) -> Measured:
     return Measured(generate(made, 1))
 
 
-def share(
-    name: str, section: str, paper: float, within: float, of: Callable[[Measured], float], because: str = ""
-) -> Statistic:
+def share(name: str, section: str, paper: float, within: float, of: Callable[[Measured], float]) -> Statistic:
     """Returns a statistic in percent."""
-    return Statistic(name, section, paper, within, lambda seen: 100.0 * float(of(seen)), 1, " %", because)
+    return Statistic(name, section, paper, within, lambda seen: 100.0 * float(of(seen)))
 
 
-def number(
-    name: str,
-    section: str,
-    paper: float,
-    within: float,
-    of: Callable[[Measured], float],
-    unit: str = "",
-    because: str = "",
-    digits: int = 0,
+def count(
+    name: str, section: str, paper: float, within: float, of: Callable[[Measured], float], unit: str = ""
 ) -> Statistic:
-    return Statistic(name, section, paper, within, lambda seen: float(of(seen)), digits, unit, because)
+    """Returns a statistic in whole numbers."""
+    return Statistic(name, section, paper, within, lambda seen: float(of(seen)), unit, 0)
+
+
+def unmet(statistic: Statistic, because: str) -> Statistic:
+    return statistic._replace(because=because)
 
 
 def of_kind(kind: str, of_all: float, multi: float, within: float) -> list[Statistic]:
+    name = f"{kind} requests"
     return [
-        share(f"{kind} requests", "Fig. 5", of_all, 1, lambda seen: (seen.kinds == kind).mean()),
-        share(
-            f"{kind} requests, multi-turn", "Fig. 5", multi, within, lambda seen: seen.multi[seen.kinds == kind].mean()
-        ),
+        share(name, "Fig. 5", of_all, 1, lambda seen: (seen.kinds == kind).mean()),
+        share(f"{name}, multi-turn", "Fig. 5", multi, within, lambda seen: seen.multi[seen.kinds == kind].mean()),
     ]
 
 
@@ -97,24 +92,22 @@ def lengths(multi: bool, mean: float, *of_hbm: float) -> list[Statistic]:
     def tokens(seen: Measured) -> np.ndarray:
         return (seen.inputs + seen.outputs)[(seen.kinds == "text") & (seen.multi == multi)]
 
-    result = [number(f"{name}, mean", "§3.5", mean, round(0.1 * mean), lambda seen: tokens(seen).mean(), " tokens")]
+    result = [count(f"{name}, mean", "§3.5", mean, round(0.1 * mean), lambda seen: tokens(seen).mean(), " tokens")]
     for rank, percent in zip((50, 90, 99), of_hbm, strict=True):
         paper = round(percent * 5_953 / 0.56)
         section, within = f"§3.5: {percent} % of the HBM", round(0.1 * paper)
         of = partial(lambda seen, rank: np.percentile(tokens(seen), rank), rank=rank)
-        result.append(number(f"{name}, P{rank}", section, paper, within, of, " tokens"))
+        result.append(count(f"{name}, P{rank}", section, paper, within, of, " tokens"))
     return result
 
 
-def hottest(because: str) -> Statistic:
-    return share(
-        "reuses of the 10 % of blocks with most",
-        "§1, not said of which trace",
-        77,
-        5,
-        lambda seen: seen.of_hottest_blocks(0.1),
-        because,
-    )
+HOTTEST = share(
+    "reuses of the 10 % of blocks with most",
+    "§1, not said of which trace",
+    77,
+    5,
+    lambda seen: seen.of_hottest_blocks(0.1),
+)
 
 
 def slower(kind: str, other: str) -> Statistic:
@@ -123,7 +116,7 @@ def slower(kind: str, other: str) -> Statistic:
         return means[0] / means[1]
 
     name = f"reuse time, multi-turn: mean of {kind} over that of {other}"
-    return number(name, "§3.4, Fig. 14", 1, np.inf, ratio, digits=2)
+    return Statistic(name, "§3.4, Fig. 14", 1, np.inf, ratio, "", 2)
 
 
 def lifespan(percent: float) -> Callable[[Measured], float]:
@@ -170,18 +163,14 @@ QWEN_A = [
     *of_kind("multimodal", 3, 10, 2),
     *of_kind("search", 15, 49, 3),
     share("single-turn requests", "§3.3, Fig. 9", 54, 2.5, lambda seen: (~seen.multi).mean()),
-    number("turn of a request, P50", "§3.3, Fig. 9", 1, 0, lambda seen: np.percentile(seen.turns, 50)),
-    number("turn of a request, P90", "§3.3, Fig. 9", 5, 0, lambda seen: np.percentile(seen.turns, 90)),
-    number(
-        "longest session",
-        "§3.3, Fig. 9",
-        232,
-        66,  # twice the standard deviation over 140 seeds
-        lambda seen: seen.turns.max(),
-        " turns",
+    count("turn of a request, P50", "§3.3, Fig. 9", 1, 0, lambda seen: np.percentile(seen.turns, 50)),
+    count("turn of a request, P90", "§3.3, Fig. 9", 5, 0, lambda seen: np.percentile(seen.turns, 90)),
+    unmet(
+        # the tolerance is twice the standard deviation over 140 seeds
+        count("longest session", "§3.3, Fig. 9", 232, 66, lambda seen: seen.turns.max(), " turns"),
         "of a tenth of the requests 140 seeds have 140 ± 33; ten such days together have 195 ± 22",
     ),
-    number("largest deviation of a user's turns", "§3.3, Fig. 10", 44, 22, widest),
+    count("largest deviation of a user's turns", "§3.3, Fig. 10", 44, 22, widest),
     share("ideal hit ratio", "§3.2, Fig. 4", 62, 2, lambda seen: seen.hit_ratio()),
     share("hits on what the same user used last", "§3.2, Fig. 6: most", 50, np.inf, by_the_owner),
     share("requests of the busiest 19 % of users", "§3.2, Fig. 8", 50, 5, lambda seen: seen.of_busiest(0.19)),
@@ -193,65 +182,38 @@ QWEN_A = [
     share("hit ratio of single-turn requests", "§3.4, Fig. 13", 30, -np.inf, lambda seen: seen.hit_ratio(~seen.multi)),
     *lengths(False, 973, 0.09, 0.15, 0.37),
     *lengths(True, 5_953, 0.36, 1.31, 2.21),
-    share(
-        "first turns that have a next one",
-        "§3.3, Fig. 11",
-        50,
-        5,
-        lambda seen: seen.followed[~seen.multi].mean(),
+    unmet(
+        share(
+            "first turns that have a next one", "§3.3, Fig. 11", 50, 5, lambda seen: seen.followed[~seen.multi].mean()
+        ),
         "0.5 and then 0.8 make sessions of 1 + 0.5 / (1 − 0.8) = 3.5 turns, 71 % of the requests multi-turn; "
         "Fig. 5 has 46 %",
     ),
-    share(
-        "later turns that have a next one",
-        "§3.3, Fig. 11",
-        80,
-        5,
-        lambda seen: seen.followed[seen.multi].mean(),
+    unmet(
+        share(
+            "later turns that have a next one", "§3.3, Fig. 11", 80, 5, lambda seen: seen.followed[seen.multi].mean()
+        ),
         "as above: 46 % multi-turn with P90 = 5 turns needs both to be lower",
     ),
-    number(
-        "mean turn of the top tenth of users over all users'",
-        "§3.3, Fig. 10",
-        8.9,
-        1,
-        top_tenth,
-        because="needs 140 requests a day of each user, (1) below",
-        digits=1,
+    unmet(
+        Statistic("mean turn of the top tenth of users over all users'", "§3.3, Fig. 10", 8.9, 1, top_tenth, ""),
+        "needs 140 requests a day of each user, (1) below",
     ),
-    share(
-        "hits of the 19 % of users who have most",
-        "§3.2, Fig. 7",
-        90,
-        5,
-        lambda seen: seen.of_busiest(0.19, seen.hits),
+    unmet(
+        share("hits of the 19 % of users who have most", "§3.2, Fig. 7", 90, 5, lambda seen: seen.of_most_hits(0.19)),
         "needs those who send most to be those who go on talking, (2) below",
     ),
-    share(
-        "requests with 90 % of the hits, those with most",
-        "§3.2, Fig. 7, read as requests",
-        19,
-        5,
-        most_hits,
+    unmet(
+        share("requests with 90 % of the hits, those with most", "§3.2, Fig. 7, read as requests", 19, 5, most_hits),
         "sessions of P90 = 5 turns spread their hits wider",
     ),
-    hottest("nearly all reuses are by later turns, which use all that came before alike"),
-    number(
-        "lifespan of a block, P90",
-        "§3.5, Fig. 19",
-        612,
-        100,
-        lifespan(90),
-        " s",
+    unmet(HOTTEST, "nearly all reuses are by later turns, which use all that came before alike"),
+    unmet(
+        count("lifespan of a block, P90", "§3.5, Fig. 19", 612, 100, lifespan(90), " s"),
         "needs 3.3 reuses after long gaps of each block that lives longer, (3) below",
     ),
-    number(
-        "longest lifespan",
-        "§3.5",
-        800,
-        100,
-        lambda seen: seen.lifespans_s.max() / 60,
-        " min",
+    unmet(
+        count("longest lifespan", "§3.5", 800, 100, lambda seen: seen.lifespans_s.max() / 60, " min"),
         "a session of 232 turns lives longer, (4) below",
     ),
 ]
@@ -261,49 +223,32 @@ QWEN_B = [
     share("ideal hit ratio", "§3.2, Fig. 4", 54, 3, lambda seen: seen.hit_ratio()),
     share("hits of single-turn requests", "§3.2", 97, 3, lambda seen: seen.share_of_hits(~seen.multi)),
     share("requests of the busiest 15 % of users", "§3.2, Fig. 8", 90, 5, lambda seen: seen.of_busiest(0.15)),
-    share(
-        "hits of the 4 % of users who have most", "§3.2, Fig. 7", 90, 5, lambda seen: seen.of_busiest(0.04, seen.hits)
-    ),
+    share("hits of the 4 % of users who have most", "§3.2, Fig. 7", 90, 5, lambda seen: seen.of_most_hits(0.04)),
     share("reuse within 10 s", "§3.4, Fig. 12", 80, 10, lambda seen: (seen.reuse_gaps_s <= 10).mean()),
     share("hit ratio of single-turn requests", "§3.4, Fig. 13", 50, np.inf, lambda seen: seen.hit_ratio(~seen.multi)),
     share("hit ratio with the first half of each request cached", "§3.4, Fig. 18", 50, 5, first_half),
-    number("longest lifespan", "§3.5", 1_200, 20, lambda seen: seen.lifespans_s.max() / 60, " min"),
-    hottest("88 % of the blocks are used once, and jobs begin alike"),
-    number(
-        "lifespan of a block, P90",
-        "§3.5, Fig. 19",
-        0.3,
-        0.2,
-        lifespan(90),
-        " s",
+    count("longest lifespan", "§3.5", 1_200, 20, lambda seen: seen.lifespans_s.max() / 60, " min"),
+    unmet(HOTTEST, "88 % of the blocks are used once, and jobs begin alike"),
+    unmet(
+        Statistic("lifespan of a block, P90", "§3.5, Fig. 19", 0.3, 0.2, lifespan(90), " s"),
         "88 % of the blocks are used once: P90 is at the foot of the others' lifespans, where a little moves it far",
-        digits=1,
     ),
-    number(
-        "lifespan of a block, P99",
-        "§1",
-        97,
-        20,
-        lifespan(99),
-        " s",
+    unmet(
+        count("lifespan of a block, P99", "§1", 97, 20, lifespan(99), " s"),
         "98 % of the texts that come again do within 97 s; as they are an eighth of all blocks, 92 % would have to",
     ),
 ]
 
 TOOLAGENT = [
-    number("requests in an hour", "Mooncake Table 2", 23_608, 1_180, lambda seen: len(seen.turns)),
-    number("input, mean", "Mooncake Table 2", 8_596, 260, lambda seen: seen.inputs.mean(), " tokens"),
-    number("output, mean", "Mooncake Table 2", 182, 10, lambda seen: seen.outputs.mean(), " tokens"),
+    count("requests in an hour", "Mooncake Table 2", 23_608, 1_180, lambda seen: len(seen.turns)),
+    count("input, mean", "Mooncake Table 2", 8_596, 260, lambda seen: seen.inputs.mean(), " tokens"),
+    count("output, mean", "Mooncake Table 2", 182, 10, lambda seen: seen.outputs.mean(), " tokens"),
     share("ideal hit ratio", "Mooncake Table 2", 59, 3, lambda seen: seen.hit_ratio()),
     share("hash keys of 2 blocks", "DualMap A.2.1", 45.2, 3, key_length(2)),
     share("hash keys of 6 blocks", "DualMap A.2.1", 14.9, 3, key_length(6)),
     share("hash keys of 13 blocks", "DualMap A.2.1", 37.8, 3, key_length(13)),
-    share(
-        "requests that share at least half",
-        "DualMap A.5, Fig. 14b",
-        76,
-        5,
-        half_shared,
+    unmet(
+        share("requests that share at least half", "DualMap A.5, Fig. 14b", 76, 5, half_shared),
         "those with the two hot prefixes do; of the others half would have to, and a third does",
     ),
 ]

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -136,19 +137,18 @@ def test_every_free_parameter_changes_the_workload() -> None:
                 assert (profile(name, **{key: value}) == usual) == (value == free.usual), key
 
 
-@dataclasses.dataclass
-class Week:
-    """Five workdays of text conversations: the time of the first request, and of the next turn."""
+class Week(NamedTuple):
+    """Five workdays of text conversations: the time of each first turn."""
 
     starts_s: np.ndarray
-    gaps_s: np.ndarray
-    """The gap before the next turn of each chat that has one; ``first_s`` has the times of the first turns."""
     first_s: np.ndarray
+    """The times of the first turns that have a next one, ``gaps_s`` later."""
+    gaps_s: np.ndarray
 
     def of_day(self, day: int, begin: int, end: int) -> np.ndarray:
         """Returns the gaps of the first turns of these hours."""
-        since = self.first_s - day * DAY_S
-        return self.gaps_s[(since >= begin * HOUR_S) & (since < end * HOUR_S)]
+        hours = (self.first_s - day * DAY_S) / HOUR_S
+        return self.gaps_s[(hours >= begin) & (hours < end)]
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +156,11 @@ def week() -> Week:
     made = profile("qwen-a")
     text = dataclasses.replace(made.parts[0], system_tokens=0, again_later=0.0, long_share=0.0)
     made = dataclasses.replace(made, per_s=0.4, duration_s=5 * DAY_S, start_s=0.0, parts=(text,))
-    begun: dict[str, float] = {}
-    gaps, firsts = [], []
-    for row in generate(made, 1):
-        if row.turn == 1:
-            begun[row.chat] = row.time_s
-        elif row.turn == 2 and row.parent in begun:
-            firsts.append(begun[row.parent])
-            gaps.append(row.time_s - begun[row.parent])
-    return Week(np.array(list(begun.values())), np.array(gaps), np.array(firsts))
+    rows = [row._replace(blocks=()) for row in generate(made, 1)]
+    begun = {row.chat: row.time_s for row in rows if row.turn == 1}
+    turns = [(begun[row.parent], row.time_s) for row in rows if row.turn == 2 and row.parent in begun]
+    first_s, second_s = np.array(turns).T
+    return Week(np.array(list(begun.values())), first_s, second_s - first_s)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:

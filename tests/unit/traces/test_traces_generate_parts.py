@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon_lab.traces.generate import PROFILES, profile
-from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users, exponential, log_normal, weights
-from pinyon_lab.traces.generate.profile import Hours
+from pinyon_lab.traces.generate.draws import Ids, Quantiles, Users, exponential, log_normal
+from pinyon_lab.traces.generate.profile import Hours, UserGroups
 
 HOUR_S = 3600.0
 
@@ -34,14 +34,8 @@ def test_quantiles_are_numpys_interpolation_of_the_logarithms(given: list[tuple[
 
 def test_quantiles_by_hand() -> None:
     tokens = Quantiles((0, 1), (0.5, 100), (0.9, 1000), (1, 1000))
-    assert [round(tokens.at(share), 6) for share in (0, 0.25, 0.5, 0.7, 0.9, 0.99)] == [
-        1,
-        10,
-        100,
-        316.227766,
-        1000,
-        1000,
-    ]
+    found = [round(tokens.at(share), 6) for share in (0, 0.25, 0.5, 0.7, 0.9, 0.99)]
+    assert found == [1, 10, 100, 316.227766, 1000, 1000]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +57,7 @@ def test_what_are_no_quantiles(nonsense: list[tuple[float, float]], said: str) -
 @given(st.integers(25, 3_000), st.floats(1, 20))
 def test_users_meet_the_points(count: int, steepness: float) -> None:
     given = ((0.19, 0.5), (0.72, 0.9), (1.0, 1.0))
-    sent = weights(count, given, steepness)
+    sent = UserGroups(count, given, steepness).weights()
     assert len(sent) == count
     assert sum(sent) == pytest.approx(1)
     before = 0
@@ -78,15 +72,15 @@ def test_users_meet_the_points(count: int, steepness: float) -> None:
 
 def test_users_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="2 users are too few"):
-        weights(2, ((0.4, 0.5), (0.8, 0.9), (1.0, 1.0)), 4.0)
+        UserGroups(2, ((0.4, 0.5), (0.8, 0.9), (1.0, 1.0)), 4.0).weights()
     with pytest.raises(ValueError, match="the last group is not all users"):
-        weights(10, ((0.2, 0.5), (1.0, 0.9)), 4.0)
+        UserGroups(10, ((0.2, 0.5), (1.0, 0.9)), 4.0).weights()
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_fewest_users_of_a_profile_are_enough(name: str) -> None:
     users = profile(name, users=PROFILES[name].free["users"].low).users
-    assert sum(weights(users.number, users.points, users.steepness)) == pytest.approx(1)
+    assert sum(users.weights()) == pytest.approx(1)
 
 
 def test_users_are_picked_by_weight() -> None:
@@ -123,10 +117,6 @@ def test_distributions() -> None:
 
 def test_ids_are_given_once() -> None:
     ids = Ids(16)
-    assert (ids.fresh(2), ids.extended([7], 33), ids.extended([7, 8], 32), ids.fresh(-1)) == (
-        [0, 1],
-        [7, 2, 3],
-        [7, 8],
-        [],
-    )
+    given = ids.fresh(2), ids.extended([7], 33), ids.extended([7, 8], 32), ids.fresh(-1)
+    assert given == ([0, 1], [7, 2, 3], [7, 8], [])
     assert (ids.fresh(1), ids.name(), ids.name()) == ([4], "1", "2")

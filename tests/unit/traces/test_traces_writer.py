@@ -18,24 +18,27 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_round_trip(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with TraceWriter(path) as writer:
+@pytest.fixture(params=["a.jsonl", "a.jsonl.gz"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tmp_path / str(request.param)
+
+
+def written(path: Path, *form: str) -> TraceFile:
+    with TraceWriter(path, *form) as writer:
         for row in ROWS:
             writer.write(row)
-    trace = TraceFile(path)
+    return TraceFile(path)
+
+
+def test_round_trip(path: Path) -> None:
+    trace = written(path)
     assert (trace.format.name, list(trace.rows()), trace.broken) == ("qwen", ROWS, 0)
     first = path.read_bytes()
-    with TraceWriter(path) as writer:
-        for row in ROWS:
-            writer.write(row)
+    written(path)
     assert path.read_bytes() == first, "the same rows, another file"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
+def test_nothing_is_left_of_a_file_that_was_not_finished(path: Path) -> None:
     path.write_text("an old one")
 
     def broken_off() -> None:
@@ -46,7 +49,7 @@ def test_nothing_is_left_of_a_file_that_was_not_finished(tmp_path: Path, name: s
     with pytest.raises(RuntimeError, match="in the middle"):
         broken_off()
     assert path.read_text() == "an old one"
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_there_is_no_negative_zero() -> None:
@@ -59,14 +62,9 @@ def test_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert capfdbinary.readouterr().out.startswith(b'{"chat_id":"7","parent_chat_id":-1,')
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_mooncakes_form_has_no_ids_of_requests(tmp_path: Path, name: str) -> None:
+def test_mooncakes_form_has_no_ids_of_requests(path: Path) -> None:
     """The format has whole milliseconds, and type, turn and user where there are any."""
-    path = tmp_path / name
-    with TraceWriter(path, "mooncake") as writer:
-        for row in ROWS:
-            writer.write(row)
-    trace = TraceFile(path)
+    trace = written(path, "mooncake")
     assert (trace.format.name, trace.broken) == ("mooncake", 0)
     assert list(trace.rows()) == [row._replace(chat="", parent="", output_blocks=()) for row in ROWS]
     assert line_of(ROWS[1], "mooncake") == (

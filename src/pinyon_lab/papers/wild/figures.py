@@ -37,7 +37,7 @@ from pinyon_lab.simulator.prefill_reference import ReferenceSettings
 from pinyon_lab.simulator.workload import cut
 from pinyon_lab.traces import TraceRow
 from pinyon_lab.traces.analysis.models import KV_HBM_FORMULA, MODELS, ServingModel
-from pinyon_lab.traces.scaling import Unit, Units
+from pinyon_lab.traces.scaling import Unit, chosen
 
 HOUR_S = 3600.0
 """The part of a longer trace that counts: its first hour, as Fig. 22 takes one."""
@@ -78,7 +78,7 @@ def served(workload: Workload, model: ServingModel, generator: random.Random) ->
     unit: Unit | None = "user" if rows[0].user else "session" if rows[0].chat else None
     asked, most = _asked_per_s(rows, workload.block_tokens), computed_per_s(model)
     if unit is not None and asked > most:
-        rows = list(compress(rows, Units(rows, unit).chosen(most / asked, generator)))
+        rows = list(compress(rows, chosen(rows, unit, most / asked, generator)))
     return replace(workload, rows=rows)
 
 

@@ -2,16 +2,7 @@
 
 from pinyon_lab.traces.analysis.analyse import FIGURES, analyse, checked_figures
 from pinyon_lab.traces.analysis.columns import TraceColumns, read_columns
-from pinyon_lab.traces.analysis.figure import AnalysisTable, TraceFigure
+from pinyon_lab.traces.analysis.figure import TraceFigure
 from pinyon_lab.traces.analysis.reuse import day_fits
 
-__all__ = [
-    "FIGURES",
-    "AnalysisTable",
-    "TraceColumns",
-    "TraceFigure",
-    "analyse",
-    "checked_figures",
-    "day_fits",
-    "read_columns",
-]
+__all__ = ["FIGURES", "TraceColumns", "TraceFigure", "analyse", "checked_figures", "day_fits", "read_columns"]

@@ -61,10 +61,9 @@ class TraceFigure:
     notes: list[str] = field(default_factory=list)
     left_out: str = ""
 
-    def without(self, why: str) -> TraceFigure:
-        """Marks the figure as left out, and returns it."""
+    def without(self, why: str) -> None:
+        """Marks the figure as left out."""
         self.left_out = why
-        return self
 
     def fact(self, key: str, label: str, value: Value, form: str = "", paper: str = "") -> None:
         self.facts.append(Fact(AnalysisColumn(key, form, label), value, paper))

@@ -20,10 +20,9 @@ def _hit_tokens(survey: Survey) -> np.ndarray[tuple[int, ...], np.dtype[np.int64
     return np.minimum(survey.hits.astype(np.int64) * columns.block_tokens, columns.input_tokens)
 
 
-def hit_ratio(survey: Survey, windows: Windows) -> TraceFigure:
-    """Returns Fig. 4, hits over the day. A hit is a block of the longest leading run that earlier requests had."""
+def hit_ratio(figure: TraceFigure, survey: Survey, windows: Windows) -> None:
+    """Makes Fig. 4, hits over the day. A hit is a block of the longest leading run that earlier requests had."""
     columns = survey.columns
-    figure = TraceFigure("4", "ideal hit ratio of an unlimited cache")
     accessed, hit = int(columns.lengths.sum()), int(survey.hits.sum())
     tokens, hit_tokens = int(columns.input_tokens.sum()), int(_hit_tokens(survey).sum())
     figure.fact("requests", "requests", len(columns), ",")
@@ -49,13 +48,11 @@ def hit_ratio(survey: Survey, windows: Windows) -> TraceFigure:
         course("hit ratio", x, ratio),
     )
     figure.plots.append(Courses("Ideal hit ratio", "time", "blocks, share", lines, time=True))
-    return figure
 
 
-def request_types(survey: Survey) -> TraceFigure:
-    """Returns Fig. 5: the share of each type, of later turns in each, and of the hits."""
+def request_types(figure: TraceFigure, survey: Survey) -> None:
+    """Makes Fig. 5: the share of each type, of later turns in each, and of the hits."""
     columns = survey.columns
-    figure = TraceFigure("5", "types of requests and their multi-turn ratio")
     if not columns.has_turns:
         return figure.without(NO_TURNS)
     hits, total = max(1, int(survey.hits.sum())), len(columns)
@@ -81,13 +78,11 @@ def request_types(survey: Survey) -> TraceFigure:
     shares = zip(*(row[1:] for row in rows[:12]), strict=True)
     bars = dict(zip(("requests", "multi-turn", "hits"), shares, strict=True))
     figure.plots.append(Bars("Types of requests", "share", names, bars))
-    return figure
 
 
-def shared_prefix(survey: Survey) -> TraceFigure:
-    """Returns DualMap's Fig. 14: the share of its prompt that a request has in common with an earlier one."""
+def shared_prefix(figure: TraceFigure, survey: Survey) -> None:
+    """Makes DualMap's Fig. 14: the share of its prompt that a request has in common with an earlier one."""
     columns = survey.columns
-    figure = TraceFigure("dualmap-14", "shared prefix rate (DualMap, Fig. 14)")
     some = columns.input_tokens > 0
     if not some.any():
         return figure.without("no request has a prompt")
@@ -107,7 +102,6 @@ def shared_prefix(survey: Survey) -> TraceFigure:
     )
     lines = [course("requests", points, cdf)]
     figure.plots.append(Courses("Shared prefix rate", "share of the prompt", "requests up to that", lines, linear=True))
-    return figure
 
 
 GRID = 40
@@ -162,8 +156,7 @@ class CrossUser:
         cell = self._group[user] * self._size + self._group[owner]
         self._grid += np.bincount(cell, count, len(self._grid))
 
-    def figure(self) -> TraceFigure:
-        figure = TraceFigure("6", "hits on what another user stored")
+    def figure(self, figure: TraceFigure) -> None:
         if not self._users:
             return figure.without(NO_USERS)
         total = self._own + self._other
@@ -184,13 +177,11 @@ class CrossUser:
         drawn = [(str(at) if at % 5 == 0 else "", np.sqrt(line).tolist()) for at, line in enumerate(grid)]
         across = [str(at) if at % 5 == 0 else "" for at in range(self._size)]
         figure.plots.append(Heat("Who hits whose blocks", "stored by (group of users)", "√ of hits", across, drawn))
-        return figure
 
 
-def hits_by_user(survey: Survey) -> TraceFigure:
-    """Returns Fig. 7, the concentration of hits on few users; and the skew of blocks (§1)."""
+def hits_by_user(figure: TraceFigure, survey: Survey) -> None:
+    """Makes Fig. 7, the concentration of hits on few users; and the skew of blocks (§1)."""
     columns = survey.columns
-    figure = TraceFigure("7", "hits by user")
     reuses = survey.blocks.uses[survey.blocks.uses > 0] - 1
     top, total = max(1, round(len(reuses) / 10)), int(reuses.sum())
     reuses.partition(len(reuses) - top)
@@ -213,12 +204,10 @@ def hits_by_user(survey: Survey) -> TraceFigure:
     else:
         figure.notes.append(NO_USERS[0].upper() + NO_USERS[1:] + ": only requests and blocks are ranked.")
     figure.plots.append(Courses("Cumulative hits", "share, most hits first", "of the hits", lines, linear=True))
-    return figure
 
 
-def requests_by_user(columns: TraceColumns) -> TraceFigure:
-    """Returns Fig. 8."""
-    figure = TraceFigure("8", "requests by user")
+def requests_by_user(figure: TraceFigure, columns: TraceColumns) -> None:
+    """Makes Fig. 8."""
     if not columns.users:
         return figure.without(NO_USERS)
     requests = _by_user(columns)
@@ -230,7 +219,6 @@ def requests_by_user(columns: TraceColumns) -> TraceFigure:
     lines = [course("requests", *_cumulative(requests))]
     title, users = "Cumulative requests", "users, most requests first"
     figure.plots.append(Courses(title, users, "of the requests", lines, linear=True))
-    return figure
 
 
 def _rank(figure: TraceFigure, what: str, values: Floats) -> None:

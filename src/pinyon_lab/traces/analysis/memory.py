@@ -28,9 +28,8 @@ def _spans_s(survey: Survey) -> Iterator[tuple[NDArray[np.int32], NDArray[np.flo
         yield first[some], time_s[last[some]] - time_s[first[some]]
 
 
-def lifespans(survey: Survey) -> TraceFigure:
-    """Returns Fig. 19. A block that is never used again has lived for 0 s."""
-    figure = TraceFigure("19", "lifespan of blocks")
+def lifespans(figure: TraceFigure, survey: Survey) -> None:
+    """Makes Fig. 19. A block that is never used again has lived for 0 s."""
     spans_s = np.empty(np.count_nonzero(survey.blocks.first >= 0))
     at = 0
     for _, some_s in _spans_s(survey):
@@ -53,12 +52,10 @@ def lifespans(survey: Survey) -> TraceFigure:
     limits = (0.0, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0)
     rows = [(limit, float(np.searchsorted(spans_s, limit, side="right") / len(spans_s))) for limit in limits]
     figure.table("cdf", "blocks by lifespan", rows, lifespan_s=("s", "up to"), share=(".1%", "of blocks"))
-    return figure
 
 
-def lifespans_by_category(survey: Survey, categories: Categories, windows: Windows) -> TraceFigure:
-    """Returns Fig. 20, the mean by category and window of the request that stored the block."""
-    figure = TraceFigure("20", "mean lifespan of blocks by category")
+def mean_lifespans(figure: TraceFigure, survey: Survey, categories: Categories, windows: Windows) -> None:
+    """Makes Fig. 20, the mean by category and window of the request that stored the block."""
     means = WindowMeans(categories, windows)
     for first, spans_s in _spans_s(survey):
         means.add(first, spans_s)
@@ -66,15 +63,13 @@ def lifespans_by_category(survey: Survey, categories: Categories, windows: Windo
         return figure.without("no request has a block")
     means.show(figure, "mean lifespan", "s")
     figure.notes.append("Blocks that are stored near the trace's end have less time to be used again than others.")
-    return figure
 
 
 GIB = 1 << 30
 
 
-def request_sizes(columns: TraceColumns) -> TraceFigure:
-    """Returns Fig. 21, the KV of a request's prompt and answer against the HBM that an instance has for KV."""
-    figure = TraceFigure("21", "KV size of a request")
+def request_sizes(figure: TraceFigure, columns: TraceColumns) -> None:
+    """Makes Fig. 21, the KV of a request's prompt and answer against the HBM that an instance has for KV."""
     tokens = columns.input_tokens + columns.output_tokens
     shares = (0.5, 0.9, 0.99)
     rows: list[tuple[Value, ...]] = []
@@ -103,12 +98,10 @@ def request_sizes(columns: TraceColumns) -> TraceFigure:
         "0.15, 0.37 % and 0.36, 1.31, 2.21 %; mean tokens 973 and 5,953 (§3.5).",
     ]
     figure.plots.append(Courses("KV of a request", "% of the HBM for KV", "requests up to it", lines))
-    return figure
 
 
-def ideal_capacity(survey: Survey, windows: Windows) -> TraceFigure:
-    """Returns Fig. 22, the blocks that are there and will be used again, after each request."""
-    figure = TraceFigure("22", "capacity for the ideal hit ratio")
+def ideal_capacity(figure: TraceFigure, survey: Survey, windows: Windows) -> None:
+    """Makes Fig. 22, the blocks that are there and will be used again, after each request."""
     columns, blocks = survey.columns, survey.blocks
     reused = blocks.uses > 1
     if not reused.any():
@@ -146,4 +139,3 @@ def ideal_capacity(survey: Survey, windows: Windows) -> TraceFigure:
         "instance serves (pinyon trace scale). Answers count once they are in a later prompt.",
     ]
     figure.plots.append(Courses("Blocks that will be used again", "time", "× HBM for KV", lines, form="g", time=True))
-    return figure

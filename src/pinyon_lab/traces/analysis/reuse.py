@@ -106,9 +106,8 @@ class ReuseTimes:
         np.add.at(self._fits, slots * BINS + bins, runs.blocks)
         self._sums_s += np.bincount(slots, times_s * runs.blocks, len(self._sums_s))
 
-    def of_all(self) -> TraceFigure:
-        """Returns Fig. 12."""
-        figure = TraceFigure("12", "reuse time of all requests")
+    def of_all(self, figure: TraceFigure) -> None:
+        """Makes Fig. 12."""
         if not self._all.sum():
             return figure.without("no block is used again")
         figure.fact("reuses", "reuses of blocks", int(self._all.sum()), ",")
@@ -116,11 +115,9 @@ class ReuseTimes:
             share = share_within(self._all, limit_s)
             figure.fact(f"within_{limit_s}_s", f"within {name}", share, ".1%", paper)
         _quantiles(figure, [("all", self._all)])
-        return figure
 
-    def of_singles(self) -> TraceFigure:
-        """Returns Fig. 13, reuse of single-turn requests by single-turn requests."""
-        figure = TraceFigure("13", "reuse time of single-turn requests")
+    def of_singles(self, figure: TraceFigure) -> None:
+        """Makes Fig. 13, reuse of single-turn requests by single-turn requests."""
         if not self._columns.has_turns:
             return figure.without(NO_TURNS)
         blocks = int(self._columns.lengths[self._single].sum())
@@ -135,22 +132,18 @@ class ReuseTimes:
         )
         if reused:
             _quantiles(figure, [("single-turn", self._singles)])
-        return figure
 
-    def of_multi(self) -> TraceFigure:
-        """Returns Fig. 14, by the type of the multi-turn request that uses blocks again."""
-        figure = TraceFigure("14", "reuse time of multi-turn requests by type")
+    def of_multi(self, figure: TraceFigure) -> None:
+        """Makes Fig. 14, by the type of the multi-turn request that uses blocks again."""
         if not self._multi.any():
             return figure.without("no multi-turn request uses a block again" if self._columns.has_turns else NO_TURNS)
         order = np.argsort(-self._multi.sum(axis=1), kind="stable").tolist()
         kinds = [(self._columns.kinds[kind] or "request", self._multi[kind]) for kind in order]
         _quantiles(figure, [each for each in kinds if each[1].any()])
         figure.notes.append("The paper's order, shortest first: multimodal, text, search, file (§3.4).")
-        return figure
 
-    def fits(self) -> TraceFigure:
-        """Returns Fig. 15, an exponential distribution for each category and hour of the earlier use."""
-        figure = TraceFigure("15", "exponential fit of reuse time by category and hour")
+    def fits(self, figure: TraceFigure) -> None:
+        """Makes Fig. 15, an exponential distribution for each category and hour of the earlier use."""
         names, hours = self._categories.names, self._hours
         fits = self._fits.reshape(len(names), len(hours), BINS)
         used = np.bincount(self._slot, self._columns.lengths, len(self._sums_s)).reshape(fits.shape[:2])
@@ -182,7 +175,6 @@ class ReuseTimes:
             "would be wrong. A reuse counts in the hour of the use before; those after the trace's end are not seen."
         )
         figure.plots.append(self._drawn(fits))
-        return figure
 
     def _drawn(self, fits: NDArray[np.int32]) -> Courses:
         hour = int(fits.sum(axis=(0, 2)).argmax())
@@ -250,16 +242,13 @@ class Locality:
             flat = np.bincount(group * SETS + step.cached, minlength=self._counts.size)
             self._counts += flat.reshape(self._counts.shape)
 
-    def of_all(self) -> TraceFigure:
-        """Returns Fig. 16."""
-        figure = TraceFigure("16", "hit ratio by offset and stride of what is cached")
+    def of_all(self, figure: TraceFigure) -> None:
+        """Makes Fig. 16."""
         _grid(figure, "all requests", self._counts.sum(axis=0))
         figure.notes.append("A prompt of fewer than ten blocks has its blocks in the tenths in which they begin.")
-        return figure
 
-    def of_multi(self) -> TraceFigure:
-        """Returns Fig. 17."""
-        figure = TraceFigure("17", "hit ratio of multi-turn requests by offset and stride")
+    def of_multi(self, figure: TraceFigure) -> None:
+        """Makes Fig. 17."""
         counts = self._counts[self._singles : len(self._names)]
         if not counts.any():
             return figure.without("no multi-turn requests" if self._has_turns else NO_TURNS)
@@ -267,16 +256,15 @@ class Locality:
         for name, each in zip(self._names[self._singles :], counts, strict=True):
             if len(counts) > 1:
                 _grid(figure, name, each)
-        return figure
 
-    def of_singles(self) -> TraceFigure:
-        """Returns Fig. 18."""
-        figure = TraceFigure("18", "hit ratio of single-turn requests by type, offset and stride")
+    def of_singles(self, figure: TraceFigure) -> None:
+        """Makes Fig. 18."""
         if not self._has_turns:
             return figure.without(NO_TURNS)
         for name, counts in zip(self._names[: self._singles], self._counts, strict=False):
             _grid(figure, name, counts)
-        return figure if figure.tables else figure.without("no single-turn requests")
+        if not figure.tables:
+            figure.without("no single-turn requests")
 
 
 def _grid(figure: TraceFigure, name: str, counts: NDArray[np.int64]) -> None:

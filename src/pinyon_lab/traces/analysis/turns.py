@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pinyon_lab.pictures import Course, Courses, Heat
 from pinyon_lab.traces.analysis.columns import TraceColumns
-from pinyon_lab.traces.analysis.figure import AnalysisColumn, AnalysisTable, TraceFigure, course
+from pinyon_lab.traces.analysis.figure import TraceFigure, course
 from pinyon_lab.traces.analysis.groups import Categories, Windows
 from pinyon_lab.traces.analysis.hits import NO_USERS
 
@@ -23,9 +23,8 @@ def _turns_of_sessions(columns: TraceColumns) -> NDArray[np.int64]:
     return turns
 
 
-def turn_numbers(columns: TraceColumns) -> TraceFigure:
-    """Returns Fig. 9, the turns of requests and of sessions."""
-    figure = TraceFigure("9", "turns")
+def turn_numbers(figure: TraceFigure, columns: TraceColumns) -> None:
+    """Makes Fig. 9, the turns of requests and of sessions."""
     if not columns.has_turns:
         return figure.without(NO_SESSIONS)
     of_requests = columns.turn[columns.turn > 0]
@@ -48,7 +47,6 @@ def turn_numbers(columns: TraceColumns) -> TraceFigure:
     rows = zip(turns.tolist(), requests.tolist(), share, strict=True)
     figure.table("turns", "requests by turn", rows, turn=",", requests=",", share=(".1%", "up to it"))
     figure.plots.append(Courses("Turns", "turn", "up to it", lines))
-    return figure
 
 
 def _upper(values: NDArray[np.signedinteger], shares: tuple[float, ...]) -> list[int]:
@@ -62,9 +60,8 @@ def _cdf(label: str, values: NDArray[np.signedinteger]) -> Course:
     return course(label, unlike, np.cumsum(counts) / counts.sum())
 
 
-def turns_by_user(columns: TraceColumns) -> TraceFigure:
-    """Returns Fig. 10, the mean and standard deviation of the turns of a user's sessions."""
-    figure = TraceFigure("10", "mean and deviation of turns by user")
+def turns_by_user(figure: TraceFigure, columns: TraceColumns) -> None:
+    """Makes Fig. 10, the mean and standard deviation of the turns of a user's sessions."""
     if not columns.users or not columns.sessions:
         return figure.without(NO_USERS if columns.sessions else NO_SESSIONS)
     turns = _turns_of_sessions(columns).astype(np.float64)
@@ -97,12 +94,10 @@ def turns_by_user(columns: TraceColumns) -> TraceFigure:
     lines = [course(label, x, np.sort(each)[at]) for label, each in (("mean", mean), ("deviation", deviation))]
     title, users = "Turns by user", "users, in order of each"
     figure.plots.append(Courses(title, users, "turns of a session", lines, form="g", linear=True))
-    return figure
 
 
-def next_turns(columns: TraceColumns, categories: Categories, windows: Windows) -> TraceFigure:
-    """Returns Fig. 11, the frequency of a next turn by category and window of a request's arrival."""
-    figure = TraceFigure("11", "frequency of a next turn")
+def next_turns(figure: TraceFigure, columns: TraceColumns, categories: Categories, windows: Windows) -> None:
+    """Makes Fig. 11, the frequency of a next turn by category and window of a request's arrival."""
     if not columns.sessions:
         return figure.without(NO_SESSIONS)
     followed = np.zeros(len(columns), np.float64)
@@ -116,7 +111,6 @@ def next_turns(columns: TraceColumns, categories: Categories, windows: Windows) 
     means = WindowMeans(categories, windows)
     means.add(np.arange(len(columns), dtype=np.int32), followed)
     means.show(figure, "frequency", ".2f")
-    return figure
 
 
 class WindowMeans:
@@ -149,8 +143,7 @@ class WindowMeans:
         figure.table("categories", "by category", rows, category="", **heads, max=(form, "greatest window"))
         labels = self._windows.labels()
         none_as_none = [[None if np.isnan(each) else each for each in line] for line in means.tolist()]
-        columns = (AnalysisColumn("start", "", "from"), *(AnalysisColumn(name, form) for name in names))
-        by_window = list(zip(labels, *none_as_none, strict=True))
-        figure.tables.append(AnalysisTable("windows", "by window", columns, by_window))
+        by_window = zip(labels, *none_as_none, strict=True)
+        figure.table("windows", "by window", by_window, start=("", "from"), **dict.fromkeys(names, form))
         drawn = list(zip(names, none_as_none, strict=True))
         figure.plots.append(Heat(figure.title, "time", what, labels, drawn))

@@ -135,29 +135,13 @@ class _Groups:
     def cached(self, blocks: Blocks, bits: NDArray[np.uint16]) -> NDArray[np.uint16]:
         """Returns for each use the bits of the block's earlier uses in other requests. Updates ``blocks``."""
         own = np.bitwise_or.reduceat(bits[self._at], self._heads)
-        old = blocks.parts[self._block]
-        earlier = np.repeat(old, self._groups)
-        # only blocks that are used again and gain a bit differ from one use of this step to the next
-        gained = np.bitwise_or.reduceat(own, self._firsts) & ~old
-        chosen = np.repeat((gained != 0) & (self._groups > 1), self._groups)
-        sizes = self._groups[(gained != 0) & (self._groups > 1)]
-        if len(sizes):
-            earlier[chosen] |= _or_before(own[chosen], sizes)
-        blocks.parts[self._block] |= gained
+        earlier = np.repeat(blocks.parts[self._block], self._groups)
+        for part in range(PARTS):
+            has = own >> part & 1
+            before = np.cumsum(has, dtype=np.int32) - has
+            earlier |= (before > np.repeat(before[self._firsts], self._groups)).astype(np.uint16) << part
+        blocks.parts[self._block] |= np.bitwise_or.reduceat(own, self._firsts)
         return self._spread(earlier)  # type: ignore[return-value]
-
-
-def _or_before(values: NDArray[np.uint16], sizes: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """Returns for each value the bitwise or of all before it in its segment; ``sizes`` are those of the segments."""
-    place = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    joined = values.copy()
-    step, longest = 1, int(sizes.max())
-    while step < longest:  # each round covers twice as many values
-        joined[step:] |= np.where(place[step:] >= step, joined[:-step], 0)
-        step *= 2
-    result = np.zeros_like(values)
-    result[1:] = np.where(place[1:] > 0, joined[:-1], 0)
-    return result
 
 
 class Survey:

@@ -69,29 +69,6 @@ class Ids:
         return str(self._name)
 
 
-def weights(count: int, points: Sequence[tuple[float, float]], steepness: float) -> list[float]:
-    """Returns the weights of ``count`` users, group by group, with the sum 1.
-
-    The ``points`` are (share of the users, the busiest first; share of the requests that they send), rising to (1, 1).
-    Within a group the first user sends ``steepness`` times as much as the last, geometrically between. The first of the
-    next group may send more than that last one. Raises ``ValueError`` for an empty group, or an incomplete last one.
-    """
-    result: list[float] = []
-    last_share, last_sent = 0.0, 0.0
-    for share, sent in points:
-        members = max(1, round(share * count) - len(result)) if share < 1 else count - len(result)
-        if members <= 0:
-            raise ValueError(f"{count} users are too few for {points}")
-        ratio = steepness ** (-1.0 / members)
-        group = [ratio**rank for rank in range(members)]
-        scale = (sent - last_sent) / sum(group)
-        result.extend(scale * each for each in group)
-        last_share, last_sent = share, sent
-    if (last_share, last_sent) != (1, 1):
-        raise ValueError(f"the last group is not all users: {points}")
-    return result
-
-
 class Users:
     """Users, drawn by weight."""
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
 from pinyon_lab.traces.formats import FORMATS, TraceRow
-from pinyon_lab.traces.generate.draws import Ids, Users, exponential, log_normal, weights
+from pinyon_lab.traces.generate.draws import Ids, Users, exponential, log_normal
 from pinyon_lab.traces.generate.profile import DAY_S, Chats, Profile, Programs
 
 ANSWER_S_PER_TOKEN = 0.02
@@ -32,15 +33,10 @@ class ChatSource:
 
     def __init__(self, profile: Profile, chats: Chats, users: Users, chatty: Sequence[bool], ids: Ids) -> None:
         """Starts without conversations. ``chatty``: whether a user mostly goes on talking, by user."""
-        self._chats = chats
-        self._users = users
-        self._chatty = chatty
+        self._profile, self._chats, self._users, self._chatty, self._ids = profile, chats, users, chatty, ids
         share = profile.chatty_users
         self._chatty_again = min(1.0, chats.again_first * profile.chatty_more)
         self._others_again = (chats.again_first - share * self._chatty_again) / (1.0 - share)
-        self._hours = profile.hours
-        self._start_s = profile.start_s
-        self._ids = ids
         self._era: int | None = None
         self._system: list[int] = []
         turns = 1.0 + chats.again_first * (
@@ -73,7 +69,7 @@ class ChatSource:
             if rng.random() >= again:
                 yield row, math.inf
                 return
-            slow = self._hours.slowness(self._start_s + now_s)
+            slow = self._profile.hours.slowness(self._profile.start_s + now_s)
             now_s += output * ANSWER_S_PER_TOKEN + exponential(rng, think_s * slow)
             yield row, now_s
             more = output + factor * chats.more.at(rng.random())
@@ -87,25 +83,21 @@ class ChatSource:
         return self._system
 
 
+@dataclass(slots=True)
 class _Program:
-    __slots__ = ("born_s", "instructions", "texts", "tokens")
-
-    def __init__(self, instructions: list[int], tokens: float, born_s: float) -> None:
-        self.born_s = born_s
-        self.instructions = instructions
-        self.tokens = tokens
-        """The typical length of a prompt; 0: each call has its own."""
-        self.texts: list[tuple[float, int, list[int]]] = []
-        """A heap of texts to be asked again: time, number of tokens, blocks."""
+    instructions: list[int]
+    tokens: float
+    """The typical length of a prompt; 0: each call has its own."""
+    born_s: float
+    texts: list[tuple[float, int, list[int]]] = field(default_factory=list)
+    """A heap of texts to be asked again: time, number of tokens, blocks."""
 
 
 class ProgramSource:
     """A source of programs' calls of one kind. Each user has a program, and there are programs that all share."""
 
     def __init__(self, profile: Profile, programs: Programs, users: Users, ids: Ids) -> None:
-        self._programs = programs
-        self._users = users
-        self._ids = ids
+        self._programs, self._users, self._ids = programs, users, ids
         self._head = round(programs.head_users * profile.users.number)
         self._by_user: dict[int, _Program] = {}
         self._hot = [(share, _Program(ids.fresh(blocks), 0.0, 0.0)) for share, blocks in programs.hot]
@@ -188,7 +180,7 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
     conversations and jobs under way, and a program for each user."""
     rng = Random(seed)
     ids = Ids(FORMATS[profile.format].block_tokens)
-    users = Users(weights(profile.users.number, profile.users.points, profile.users.steepness))
+    users = Users(profile.users.weights())
     chatty = [rng.random() < profile.chatty_users for _ in range(profile.users.number)]
     sources: list[ChatSource | ProgramSource] = [
         ChatSource(profile, part, users, chatty, ids)
@@ -197,9 +189,8 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
         for part in profile.parts
     ]
     hours = profile.hours
-    days = [
-        1.0 + hours.workdays_differ * (2 * rng.random() - 1.0) for _ in range(_day(profile, profile.duration_s) + 1)
-    ]
+    last_day = int((profile.start_s + profile.duration_s) // DAY_S)
+    days = [1.0 + hours.workdays_differ * (2 * rng.random() - 1.0) for _ in range(last_day + 1)]
     busiest = max(days)
     number = len(sources)
     # time, unique number, and event: a source that may begin something, or what goes on
@@ -214,7 +205,8 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
             number += 1
             after_s = exponential(rng, 1.0 / (profile.per_s * busiest * series.begins_per_request))
             heappush(heap, (now_s + after_s, number, series))
-            rate = hours.rate(profile.start_s + now_s) * days[max(0, _day(profile, now_s))]
+            time_s = profile.start_s + now_s
+            rate = hours.rate(time_s) * days[max(0, int(time_s // DAY_S))]
             if rng.random() * busiest >= rate:
                 continue
             series = series.begin(now_s, rng)
@@ -224,7 +216,3 @@ def generate(profile: Profile, seed: int) -> Iterator[TraceRow]:
             heappush(heap, (then_s, number, series))
         if now_s >= 0:
             yield row
-
-
-def _day(profile: Profile, now_s: float) -> int:
-    return int((profile.start_s + now_s) // DAY_S)

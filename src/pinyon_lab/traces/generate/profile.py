@@ -36,11 +36,30 @@ class Hours:
 
 @dataclass(frozen=True)
 class UserGroups:
-    """The parameters of :func:`pinyon_lab.traces.generate.draws.weights`."""
+    """The users, group by group. The ``points`` are (share of the users, the busiest first; share of the requests that
+    they send), rising to (1, 1). Within a group the first user sends ``steepness`` times as much as the last,
+    geometrically between. The first of the next group may send more than that last one."""
 
     number: int
     points: tuple[tuple[float, float], ...]
     steepness: float
+
+    def weights(self) -> list[float]:
+        """Returns each user's share of the requests. Raises ``ValueError`` for an empty or an incomplete last group."""
+        result: list[float] = []
+        last_sent, count = 0.0, self.number
+        for share, sent in self.points:
+            members = max(1, round(share * count) - len(result)) if share < 1 else count - len(result)
+            if members <= 0:
+                raise ValueError(f"{count} users are too few for {self.points}")
+            ratio = self.steepness ** (-1.0 / members)
+            group = [ratio**rank for rank in range(members)]
+            scale = (sent - last_sent) / sum(group)
+            result.extend(scale * each for each in group)
+            last_sent = sent
+        if self.points[-1] != (1, 1):
+            raise ValueError(f"the last group is not all users: {self.points}")
+        return result
 
 
 @dataclass(frozen=True)

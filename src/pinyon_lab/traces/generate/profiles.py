@@ -18,34 +18,32 @@ from pinyon_lab.traces.generate.profile import Chats, Free, Hours, Profile, Prof
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
+PEOPLE = ((0.19, 0.5), (0.72, 0.9), (1.0, 1.0))
+"""The share of the requests that a share of the users send, the busiest first (§3.2, Fig. 8)."""
 
 
 def _qwen_a(free: Mapping[str, float]) -> Profile:
     think_s = free["think_s"]
-    long_share, long_again = free["long_share"], 0.98
-    system_life_s = 800 * MINUTE_S  # §3.5: the longest lifespan
-    grows = free["growth"]
 
     def more(median: float) -> Quantiles:
-        median *= grows
+        median *= free["growth"]
         return Quantiles((0, median / 8), (0.5, median), (0.9, median * 2.6), (0.99, median * 6), (1, median * 12))
 
-    answers = Quantiles((0, 20), (0.5, 240), (0.9, 500), (0.99, 1100), (1, 3000))
     text = Chats(
         "text",
         0.78,  # Fig. 5, as the other kinds' shares
         again_first=0.325,
         again_later=0.62,
-        long_share=long_share,
-        long_again=long_again,
+        long_share=free["long_share"],
+        long_again=0.98,
         first=Quantiles((0, 60), (0.5, 390), (0.9, 760), (0.99, 2900), (1, 9000)),
         more=more(950),
-        output=answers,
+        output=Quantiles((0, 20), (0.5, 240), (0.9, 500), (0.99, 1100), (1, 3000)),
         think_s=think_s,
         think_later=free["think_later"],
         spread=free["spread"],
         system_tokens=int(free["system_tokens"]),
-        system_life_s=system_life_s,
+        system_life_s=800 * MINUTE_S,  # §3.5: the longest lifespan
     )
     file = replace(
         text,
@@ -87,7 +85,7 @@ def _qwen_a(free: Mapping[str, float]) -> Profile:
         duration_s=2 * HOUR_S,
         start_s=10 * HOUR_S,
         hours=Hours(night=free["night"], slower=free["night_slower"], workdays_differ=0.1),
-        users=UserGroups(int(free["users"]), ((0.19, 0.5), (0.72, 0.9), (1.0, 1.0)), 4.0),  # §3.2, Fig. 8
+        users=UserGroups(int(free["users"]), PEOPLE, 4.0),
         parts=(text, file, multimodal, search),
         chatty_users=free["chatty_users"],
         chatty_more=3.0,
@@ -102,9 +100,8 @@ def _qwen_b(free: Mapping[str, float]) -> Profile:
         duration_s=2 * HOUR_S,
         start_s=10 * HOUR_S,
         hours=Hours(night=free["night"], workdays_differ=0.1),
-        users=UserGroups(
-            int(free["users"]), ((0.04, free["head_share"]), (0.15, 0.9), (1.0, 1.0)), 8.0
-        ),  # §3.2, Fig. 8
+        # §3.2, Fig. 8
+        users=UserGroups(int(free["users"]), ((0.04, free["head_share"]), (0.15, 0.9), (1.0, 1.0)), 8.0),
         parts=(
             Programs(
                 "",  # §3.1: their types are unknown
@@ -136,7 +133,7 @@ def _toolagent(free: Mapping[str, float]) -> Profile:
         duration_s=HOUR_S,
         start_s=10 * HOUR_S,
         hours=Hours(),
-        users=UserGroups(int(free["users"]), ((0.19, 0.5), (0.72, 0.9), (1.0, 1.0)), 4.0),
+        users=UserGroups(int(free["users"]), PEOPLE, 4.0),
         parts=(
             Programs(
                 "tool",
@@ -216,15 +213,12 @@ def profile(name: str, /, **free: float) -> Profile:
         hint = did_you_mean(name, PROFILES)
         raise InvalidArgument(f"no profile {name!r}{hint}; known: {', '.join(PROFILES)}", field="profile")
     spec = PROFILES[name]
-    values = {key: each.usual for key, each in spec.free.items()}
     for key, value in free.items():
-        if key not in values:
-            hint = did_you_mean(key, values)
-            raise InvalidArgument(
-                f"profile {name} has no parameter {key!r}{hint}; known: {', '.join(values)}", field=key
-            )
+        if key not in spec.free:
+            hint = did_you_mean(key, spec.free)
+            known = ", ".join(spec.free)
+            raise InvalidArgument(f"profile {name} has no parameter {key!r}{hint}; known: {known}", field=key)
         low, high = spec.free[key].low, spec.free[key].high
         if not low <= value <= high:
             raise InvalidArgument(f"{key} of profile {name} must be from {low:g} to {high:g}, got {value:g}", field=key)
-        values[key] = value
-    return spec.make(values)
+    return spec.make({key: each.usual for key, each in spec.free.items()} | free)
