@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,14 @@ from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
 
+CLUSTER_OPTIONS = {each.name: each.metadata for each in fields(ClusterSpec) if each.metadata}
+"""The fields of a suite that ``up`` has an option for."""
+
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    for each in fields(ClusterSpec):
-        if each.metadata:
-            add(f"--{each.name.replace('_', '-')}", **each.metadata)
+    for name, option in CLUSTER_OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", **option)
     add(
         "--regions",
         default="",
@@ -61,13 +63,13 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
 
 
-def _show_services(console: Console, services: Mapping[str, ServiceProcess], title: str, prefix: str = "") -> None:
+def _show_services(console: Console, services: Iterable[ServiceProcess], title: str, prefix: str = "") -> None:
     table = Table(title=title, title_justify="left")
     for column in ("service", "pid", "gRPC", "other endpoints"):
         table.add_column(column, overflow="fold")
-    for name, service in services.items():
+    for service in services:
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
-        table.add_row(prefix + name, str(service.pid), service.endpoints["grpc"], others)
+        table.add_row(prefix + service.name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
 
 
@@ -103,10 +105,8 @@ def up(arguments: argparse.Namespace) -> int:
     Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files.
     """
     console = Console()
-    values = dict(vars(arguments))
-    faults = option_faults(values, vars(command_line().parse_args(["up"])))
-    log_dir = values.pop("log_dir")
-    values.pop("command")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    faults = option_faults(vars(arguments), vars(command_line().parse_args(["up"])))
     stop = threading.Event()
     starting = False
 
@@ -119,38 +119,27 @@ def up(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
-    delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
-    controller_port = values.pop("controller_port")
-    controller: ServiceProcess | None = None
     whole: LocalCluster | LocalRegions | None = None
-    clusters: list[LocalCluster] = []
     try:
-        spec = ClusterSpec(**values)
+        spec = ClusterSpec(**{name: getattr(arguments, name) for name in CLUSTER_OPTIONS})
         models = [("--model", spec.model)] * bool(spec.model)
         models += [("--more-models", folder) for folder in spec.models.values()]
         faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
-        if regions:
-            several = RegionsSpec(
-                tuple(regions), spec, delay_ms=delay_ms, static_peers=static_peers, controller_port=controller_port
-            )
-            whole = LocalRegions(several, log_dir)
-            clusters, controller = list(whole.clusters.values()), whole.controller
+        if regions := [name.strip() for name in arguments.regions.split(",") if name.strip()]:
+            delay_ms, static_peers = arguments.region_delay_ms, arguments.static_peers
+            several = RegionsSpec(tuple(regions), spec, delay_ms, {}, static_peers, arguments.controller_port)
+            whole = LocalRegions(several, arguments.log_dir)
         else:
-            whole = LocalCluster(spec, log_dir)
-            clusters = [whole]
-        faults += port_faults(whole.ports if isinstance(whole, LocalRegions) else spec.ports)
+            whole = LocalCluster(spec, arguments.log_dir)
+        faults += port_faults(whole.ports)
     except PinyonError as error:
         faults.append(error.message)
     for fault in faults:
-        console.print(f"pinyon: {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"pinyon: {fault}", style="red")
     if whole is None or faults:
         if whole is not None:
             whole.stop()
         return 2
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def say_of(name: str, line: str) -> None:
         say(f"{name}: {line}" if name else line)
@@ -160,19 +149,15 @@ def up(arguments: argparse.Namespace) -> int:
         with console.status("starting …"):
             whole.start(say)
         starting = False
-        for name, cluster in zip(regions or [""], clusters, strict=True):
-            _show_services(
-                console, cluster.services, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix
-            )
-        if controller is not None:
-            _show_services(console, {controller.name: controller}, "of all regions")
-        _show(console, clusters[0], controller)
-        supervisors = [
-            Supervisor(cluster.processes, partial(say_of, name), time.monotonic())
-            for name, cluster in zip(regions or [""], clusters, strict=True)
-        ]
-        if controller is not None:
-            supervisors.append(Supervisor([controller], say, time.monotonic()))
+        supervisors = []
+        for name, cluster in whole.clusters.items():
+            title = f"the region {name}" if name else "pinyon is up"
+            _show_services(console, cluster.services.values(), title, cluster.spec.prefix)
+            supervisors.append(Supervisor(cluster.processes, partial(say_of, name), time.monotonic()))
+        if whole.controller is not None:
+            _show_services(console, [whole.controller], "of all regions")
+            supervisors.append(Supervisor([whole.controller], say, time.monotonic()))
+        _show(console, next(iter(whole.clusters.values())), whole.controller)
         while not stop.wait(LOOK_S):
             for supervisor in supervisors:
                 supervisor.tick(time.monotonic())

@@ -8,12 +8,12 @@ lives on.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 
 STOP_S = 15.0
+WORKERS = ("prefill", "decode", "mixed")
+"""The kinds of workers."""
 
 T = TypeVar("T")
 
@@ -162,20 +164,23 @@ class ClusterSpec:
                     raise InvalidArgument(str(error), field=name) from None
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The number of services of each kind but the conductor: workers, which each model has of its own, and stores.
+
+        Stores come last, so that without Redis and stores the others keep their ports.
+        """
+        workers = {role: (1 + len(self.models)) * getattr(self, role) for role in WORKERS}
+        return {"lb": self.lbs, **workers, "kvstore": self.stores}
+
+    @property
     def instances(self) -> int:
         """The number of instances that register with the conductor."""
-        return (1 + len(self.models)) * (self.prefill + self.decode + self.mixed) + self.stores
+        return sum(self.counts.values()) - self.lbs
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all services. Stores come last, so that without Redis and stores the others keep their ports."""
-        copies = 1 + len(self.models)
-        counts = {
-            "lb": self.lbs,
-            **{role: copies * getattr(self, role) for role in ("prefill", "decode", "mixed")},
-            "kvstore": self.stores,
-        }
-        return ("conductor", *(f"{kind}-{number}" for kind, count in counts.items() for number in range(count)))
+        """The names of all services."""
+        return ("conductor", *(f"{kind}-{number}" for kind, count in self.counts.items() for number in range(count)))
 
     def metrics_port(self, name: str) -> int:
         """Returns the metrics port of the service ``name``; 0 means a free one."""
@@ -203,24 +208,40 @@ class ClusterSpec:
 class LocalCluster:
     """The suite as local processes: use it as a context manager, or call :meth:`stop` in any case."""
 
+    controller: ServiceProcess | None = None
+    """The process that several regions have in common; a suite by itself has none."""
+
     def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
-        self._ports = HeldPorts()
+        self._owned = ExitStack()
+        """Temporary folders and held ports, until the suite is stopped."""
+        self._ports = self._owned.enter_context(HeldPorts())
         """Ports of services that others find by address only, if not chosen: a restart needs the same ones."""
-        self._lb_ports: list[tuple[int, int]] = []
         folders = {"log_dir": log_dir, "journal": Path(spec.journal) if spec.journal else None}
         self._folders = {option: folder for option, folder in folders.items() if folder is not None}
         """The folders by option, created at the start only: a refused start leaves none behind."""
         for option, folder in self._folders.items():
             _check_folder(folder, option)
-        self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
-        self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
+        self.log_dir = log_dir or self._temporary("logs")
         self.access = SuiteAccess(None)
         """The way to reach the services from outside."""
-        self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def _temporary(self, what: str) -> Path:
+        folder = tempfile.TemporaryDirectory(prefix=f"pinyon-{what}-", ignore_cleanup_errors=True)
+        return Path(self._owned.enter_context(folder))
+
+    @property
+    def clusters(self) -> dict[str, LocalCluster]:
+        """The suites by region, as several regions have them: this one, of none."""
+        return {"": self}
+
+    @property
+    def ports(self) -> list[Port]:
+        """The ports that options can choose, see :attr:`ClusterSpec.ports`."""
+        return self.spec.ports
 
     # -- endpoints
 
@@ -275,15 +296,17 @@ class LocalCluster:
         served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
         workers = [
             self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
-            for role in ("prefill", "decode", "mixed")
+            for role in WORKERS
             for number, model in enumerate(each for each in served for _ in range(getattr(self.spec, role)))
         ]
         stores = [
             self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
             for index in range(self.spec.stores)
         ]
-        self._lb_ports = [(self._port(http), self._port(grpc)) for http, grpc in lb_ports(self.spec)]
-        lbs = [self._make(f"lb-{index}", "lb", self._lb_arguments(index)) for index in range(self.spec.lbs)]
+        lbs = [
+            self._make(f"lb-{index}", "lb", self._lb_arguments(f"lb-{index}", self._port(http), self._port(grpc)))
+            for index, (http, grpc) in enumerate(lb_ports(self.spec))
+        ]
         self._launch([*stores, *workers, *lbs], deadline, progress)
         self.wait_serving(deadline)
 
@@ -314,12 +337,10 @@ class LocalCluster:
         # Imported with TLS only, because it needs cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
 
-        if not spec.tls_dir:
-            self._tls_temporary = tempfile.TemporaryDirectory(prefix="pinyon-tls-")
-        root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
+        root = Path(spec.tls_dir) if spec.tls_dir else self._temporary("tls")
         now = datetime.datetime.now(datetime.UTC)
         authority = Authority.open(root, now)
-        prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
+        prefill, decode, mixed = (spec.counts[role] for role in WORKERS)
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
         self.access = SuiteAccess(root, spec.prefix)
@@ -370,34 +391,22 @@ class LocalCluster:
         while True:
             if not service.alive:
                 raise Unavailable(f"{service.name} ended{service.log_tail()}")
-            connection = self.access.http(service, timeout_s=2)
-            try:
+            with suppress(OSError), closing(self.access.http(service, timeout_s=2)) as connection:
                 connection.request("GET", "/health/ready")
                 if connection.getresponse().status == 200:
                     return
-            except OSError:
-                pass
-            finally:
-                connection.close()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{service.name} does not become ready")
             time.sleep(0.02)  # a poll with a deadline, as above
 
     def stop(self) -> None:
         """Ends all services, outermost first; kills those that do not end in time."""
-        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
-            group = [service for kind in kinds for service in self.of_kind(kind)]
-            end_all(group, STOP_S)
+        for kinds in (("lb",), WORKERS, ("kvstore",), ("conductor",)):
+            end_all([service for kind in kinds for service in self.of_kind(kind)], STOP_S)
         if self.redis is not None:
             self.redis.close()
             self.redis = None
-        self._ports.close()
-        if self._tls_temporary is not None:
-            self._tls_temporary.cleanup()
-            self._tls_temporary = None
-        if self._temporary is not None:
-            with contextlib.suppress(OSError):
-                self._temporary.cleanup()
+        self._owned.close()
 
     # -- arguments
 
@@ -447,15 +456,14 @@ class LocalCluster:
             *spec.extra.get(role, ()),
         ]
 
-    def _lb_arguments(self, index: int) -> list[str]:
+    def _lb_arguments(self, name: str, http_port: int, grpc_port: int) -> list[str]:
         spec = self.spec
-        http_port, lb_port = self._lb_ports[index]
         return [
             *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
             *("--model", spec.model, "--served-model-name", spec.served_model_name),
             *self._chosen("api_keys_file", "routing", "more_models"),
             *("--lame-duck-s", "0"),  # no proxy in front of it asks whether it is ready
-            *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
+            *(*self._common("lb", name, grpc_port), *self._journal(name)),
         ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,28 +65,15 @@ class RegionsSpec:
         return self.delay_ms if found is None else found
 
 
-def controller_process(
-    address: str, folder: Path, log_dir: Path, arguments: Sequence[str], launch: Launch, metrics_port: int
-) -> ServiceProcess:
-    """Returns the controller, which is not started. Its state is in ``folder``, so that it outlives restarts."""
-    host = address.rpartition(":")[0]
-    own = (
-        *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
-        *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(folder / "controller.json")),
-    )
-    log = log_dir / f"{CONTROLLER}.log"
-    return ServiceProcess(CONTROLLER, "services.controller", [*own, *arguments], log, launch)
-
-
 class LocalRegions:
     """The suites of all regions: use it as a context manager, or call :meth:`stop` in any case."""
 
     def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
-        self._folder = tempfile.TemporaryDirectory(prefix="pinyon-regions-")
-        self._ports = HeldPorts()
-        free_port = self._ports.take
-        root = Path(self._folder.name)
+        self._owned = ExitStack()
+        """A temporary folder and held ports, until the regions are stopped."""
+        root = Path(self._owned.enter_context(tempfile.TemporaryDirectory(prefix="pinyon-regions-")))
+        free_port = self._owned.enter_context(HeldPorts()).take
         self._log_dir = log_dir or root
         host, tls, metrics_port = spec.cluster.host, spec.cluster.tls, spec.cluster.metrics_base_port
         clusters: dict[str, ClusterSpec] = {}
@@ -100,18 +88,16 @@ class LocalRegions:
         address = ""
         if not spec.static_peers:
             address = f"{host}:{spec.controller_port or free_port(host)}"
-            self.controller = controller_process(
-                address,
-                root,
-                self._log_dir,
-                [
-                    *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
-                    *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
-                    *spec.controller_arguments,
-                ],
-                launch,
-                metrics_port,
-            )
+            arguments = [
+                *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
+                # The state is in a file, so that it outlives restarts.
+                *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(root / "controller.json")),
+                *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
+                *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
+                *spec.controller_arguments,
+            ]
+            log = self._log_dir / f"{CONTROLLER}.log"
+            self.controller = ServiceProcess(CONTROLLER, "services.controller", arguments, log, launch)
         # With TLS, other load balancers connect to the admin port, which demands certificates.
         doors = {name: free_port(host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
@@ -200,5 +186,4 @@ class LocalRegions:
             self.controller.kill()
         for cluster in self.clusters.values():
             cluster.stop()
-        self._ports.close()
-        self._folder.cleanup()
+        self._owned.close()

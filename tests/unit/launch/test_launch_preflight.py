@@ -19,7 +19,7 @@ from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import Port, port_faults
 from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess, await_ready
-from launch.regions import LocalRegions, RegionsSpec, controller_process
+from launch.regions import LocalRegions, RegionsSpec
 from pinyon.core.errors import InvalidArgument, Unavailable
 
 DEFAULTS = vars(command_line().parse_args(["up"]))
@@ -316,22 +316,25 @@ def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
 
 def test_the_controller_keeps_its_metrics_port(tmp_path, free_ports):
     port = free_ports(1)
-    controller = controller_process("127.0.0.1:1", tmp_path, tmp_path, (), Fake(), port)
+    regions = LocalRegions(RegionsSpec(("us", "eu"), ClusterSpec(metrics_base_port=port)), tmp_path, Fake())
+    controller = regions.controller
+    assert controller is not None
     controller.spawn()
     controller.wait_ready(time.monotonic() + 60)
     assert restarted(controller) == f"127.0.0.1:{port}"
     with socket.create_server(("127.0.0.1", port)):
         assert restarted(controller) == "127.0.0.1:0"
+    regions.stop()
 
 
 def test_keys_of_the_environment_or_a_file_count(tmp_path):
     """A load balancer that is told to have no keys would take no notice of those that its file names."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
     conductor = cluster._make("conductor", "conductor", ())
-    conductor.endpoints["grpc"], cluster._lb_ports = "127.0.0.1:1", [(1, 2)]
-    assert "--api-keys-file" not in cluster._lb_arguments(0)
+    conductor.endpoints["grpc"] = "127.0.0.1:1"
+    assert "--api-keys-file" not in cluster._lb_arguments("lb-0", 1, 2)
     cluster.spec = ClusterSpec(api_keys_file="keys")
-    arguments = cluster._lb_arguments(0)
+    arguments = cluster._lb_arguments("lb-0", 1, 2)
     assert arguments[arguments.index("--api-keys-file") + 1] == "keys"
 
 
