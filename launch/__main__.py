@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from launch.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster, options
 from launch.hints import hints
 from launch.ports import port_faults
 from launch.preflight import file_faults, option_faults
@@ -26,13 +25,10 @@ from launch.supervisor import LOOK_S, Supervisor
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
 
-CLUSTER_OPTIONS = {each.name: each.metadata for each in fields(ClusterSpec) if each.metadata}
-"""The fields of a suite that ``up`` has an option for."""
-
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    for name, option in CLUSTER_OPTIONS.items():
+    for name, option in options(ClusterSpec).items():
         add(f"--{name.replace('_', '-')}", **option)
     add(
         "--regions",
@@ -41,25 +37,8 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         help="a whole suite for each of these regions, whose load balancers forward to each other; the ports are "
         "those of the first",
     )
-    add(
-        "--region-delay-ms",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="there and back between two regions: each message takes half of it longer (default 0)",
-    )
-    add(
-        "--controller-port",
-        type=int,
-        default=7100,
-        help="gRPC of the regions' controller (default 7100; 0: a free one): it tells load balancers of each other, "
-        "and who stands in for one that fails",
-    )
-    add(
-        "--static-peers",
-        action="store_true",
-        help="no controller: each load balancer is told once where the others are",
-    )
+    for name, option in options(RegionsSpec).items():
+        add(f"--{name.replace('_', '-')}", **option)
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
 
 
@@ -121,14 +100,13 @@ def up(arguments: argparse.Namespace) -> int:
         signal.signal(number, end)
     whole: LocalCluster | LocalRegions | None = None
     try:
-        spec = ClusterSpec(**{name: getattr(arguments, name) for name in CLUSTER_OPTIONS})
+        spec = ClusterSpec(**{name: getattr(arguments, name) for name in options(ClusterSpec)})
         models = [("--model", spec.model)] * bool(spec.model)
         models += [("--more-models", folder) for folder in spec.models.values()]
         faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
         if regions := [name.strip() for name in arguments.regions.split(",") if name.strip()]:
-            delay_ms, static_peers = arguments.region_delay_ms, arguments.static_peers
-            several = RegionsSpec(tuple(regions), spec, delay_ms, {}, static_peers, arguments.controller_port)
-            whole = LocalRegions(several, arguments.log_dir)
+            chosen = {name: getattr(arguments, name) for name in options(RegionsSpec)}
+            whole = LocalRegions(RegionsSpec(tuple(regions), spec, **chosen), arguments.log_dir)
         else:
             whole = LocalCluster(spec, arguments.log_dir)
         faults += port_faults(whole.ports)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ POLICIES: dict[str, Registry[Any]] = {
 """The policies that can be chosen for a whole cluster, by the name of the field and of the services' option."""
 
 
-def _option(
+def option(
     default: T, text: str, *, up: T | None = None, choices: Sequence[str] | None = None, metavar: str | None = None
 ) -> T:
     """Returns a field for which ``./dev up`` has an option; ``up`` is the option's default if it is another one."""
@@ -66,8 +66,13 @@ def _option(
     return field(default=default, metadata=words)
 
 
+def options(spec: type) -> dict[str, Mapping[str, Any]]:
+    """Returns the fields of a class of specs for which ``./dev up`` has an option, with what argparse wants to know."""
+    return {each.name: each.metadata for each in fields(spec) if each.metadata}
+
+
 def _policy(name: str) -> str:
-    return _option("", f"{name.replace('_', ' ')} policy: {POLICIES[name].described}")
+    return option("", f"{name.replace('_', ' ')} policy: {POLICIES[name].described}")
 
 
 @dataclass(frozen=True)
@@ -80,16 +85,16 @@ class ClusterSpec:
     """The region that the certificates of the load balancers name."""
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Additional arguments by kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
-    prefill: int = _option(2, "prefill workers (default 2)")
-    decode: int = _option(2, "decode workers (default 2)")
-    mixed: int = _option(0, "workers that do both (default 0)")
-    stores: int = _option(1, "KV store nodes; 0 serves without a store and without Redis (default 1)")
-    lbs: int = _option(1, "load balancers; further ones take the next free ports (default 1)")
-    host: str = _option("127.0.0.1", "address everything listens on (default 127.0.0.1)")
-    http_port: int = _option(0, "OpenAI-compatible HTTP (default 8000; 0: a free one)", up=8000)
-    lb_port: int = _option(0, "the load balancer's gRPC (default 8001; 0: a free one)", up=8001)
-    conductor_port: int = _option(0, "the conductor's gRPC (default 7000; 0: a free one)", up=7000)
-    metrics_base_port: int = _option(
+    prefill: int = option(2, "prefill workers (default 2)")
+    decode: int = option(2, "decode workers (default 2)")
+    mixed: int = option(0, "workers that do both (default 0)")
+    stores: int = option(1, "KV store nodes; 0 serves without a store and without Redis (default 1)")
+    lbs: int = option(1, "load balancers; further ones take the next free ports (default 1)")
+    host: str = option("127.0.0.1", "address everything listens on (default 127.0.0.1)")
+    http_port: int = option(0, "OpenAI-compatible HTTP (default 8000; 0: a free one)", up=8000)
+    lb_port: int = option(0, "the load balancer's gRPC (default 8001; 0: a free one)", up=8001)
+    conductor_port: int = option(0, "the conductor's gRPC (default 7000; 0: a free one)", up=7000)
+    metrics_base_port: int = option(
         0,
         "Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
         "start (default 7300; 0: free ones)",
@@ -97,45 +102,45 @@ class ClusterSpec:
         metavar="PORT",
     )
     """The first of the ports, in the order of :attr:`names`."""
-    redis_url: str = _option("", "a running Redis; default: redis-server from the PATH, else the embedded one")
-    model: str = _option("", "Hugging Face checkpoint folder; default: the small built-in model")
-    served_model_name: str = _option("", "name clients ask for; default: the model's own")
-    more_models: str = _option(
+    redis_url: str = option("", "a running Redis; default: redis-server from the PATH, else the embedded one")
+    model: str = option("", "Hugging Face checkpoint folder; default: the small built-in model")
+    served_model_name: str = option("", "name clients ask for; default: the model's own")
+    more_models: str = option(
         "",
         "further models behind the same load balancer, each with that many workers of its own",
         metavar="[NAME=]FOLDER,...",
     )
-    engine: str = _option(
+    engine: str = option(
         "numpy",
         "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take",
         choices=("numpy", "instant", "paced"),
     )
-    engine_profile: str = _option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
+    engine_profile: str = option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
     placement: str = _policy("placement")
     routing: str = _policy("routing")
     batching: str = _policy("batching")
     service_order: str = _policy("service_order")
     eviction: str = _policy("eviction")
-    attention_kernel: str = _option(
+    attention_kernel: str = option(
         "",
         "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)",
         choices=("plain", "whole", "grouped"),
     )
-    pool_blocks: int = _option(
+    pool_blocks: int = option(
         1280, "KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)"
     )
-    dram_blocks: int = _option(0, "KV blocks of a second tier per worker (default 0: none)")
-    block_tokens: int = _option(32, "tokens per KV block (default 32)")
-    store_mib: int = _option(256, "DRAM pool of each store node in MiB (default 256)")
-    tls: bool = _option(False, "TLS between all services, HTTPS for clients; the files are made for it")
-    tls_dir: str = _option("", "keep these files here; default: deleted at the end", metavar="DIR")
-    allow_insecure: bool = _option(False, "listen on --host without TLS or API keys though others reach it")
-    api_keys_file: str = _option("", "lines of KEY TENANT; default: no keys, one public tenant")
-    otlp_endpoint: str = _option("", "send traces there (http://host:4317)")
-    journal: str = _option("", "write what workers and load balancers decide, one file each", metavar="DIR")
+    dram_blocks: int = option(0, "KV blocks of a second tier per worker (default 0: none)")
+    block_tokens: int = option(32, "tokens per KV block (default 32)")
+    store_mib: int = option(256, "DRAM pool of each store node in MiB (default 256)")
+    tls: bool = option(False, "TLS between all services, HTTPS for clients; the files are made for it")
+    tls_dir: str = option("", "keep these files here; default: deleted at the end", metavar="DIR")
+    allow_insecure: bool = option(False, "listen on --host without TLS or API keys though others reach it")
+    api_keys_file: str = option("", "lines of KEY TENANT; default: no keys, one public tenant")
+    otlp_endpoint: str = option("", "send traces there (http://host:4317)")
+    journal: str = option("", "write what workers and load balancers decide, one file each", metavar="DIR")
     """The folder for the journals, created if missing."""
-    log_level: str = _option("info", "", choices=("debug", "info", "warning", "error"))
-    log_format: str = _option("text", "", choices=("text", "json"))
+    log_level: str = option("info", "", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "mixed", "stores"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.access import SuiteAccess
-from launch.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster, option
 from launch.ports import HeldPorts, Port
 from launch.process import START_S, Launch, Progress, ServiceProcess, start_module
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
@@ -29,26 +29,28 @@ class RegionsSpec:
     """The regions, each with a suite like ``cluster``.
 
     The load balancers have free ports, except the first region's. ``delays_ms`` are round trips between two regions,
-    keyed ``"one:other"`` in either order; ``delay_ms`` applies to all other pairs.
+    keyed ``"one:other"`` in either order; ``region_delay_ms`` applies to all other pairs.
     """
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
-    delay_ms: float = 0.0
+    region_delay_ms: float = option(
+        0.0, "there and back between two regions: each message takes half of it longer (default 0)", metavar="MS"
+    )
     delays_ms: Mapping[str, float] = field(default_factory=dict)
-    static_peers: bool = False
-    """True: each load balancer gets a fixed list of the others, and none replaces one that fails.
-
-    Otherwise a controller tells the load balancers about each other.
-    """
-    controller_port: int = 0
-    """The port of the controller's gRPC; 0 takes a free one."""
+    controller_port: int = option(
+        0,
+        "gRPC of the regions' controller (default 7100; 0: a free one): it tells load balancers of each other, and who "
+        "stands in for one that fails",
+        up=7100,
+    )
+    static_peers: bool = option(False, "no controller: each load balancer is told once where the others are")
     controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cluster.lbs != 1:
             raise InvalidArgument("each of these regions has one load balancer", field="lbs")
-        if not 0 <= self.delay_ms <= 5000:
+        if not 0 <= self.region_delay_ms <= 5000:
             raise InvalidArgument("a delay is from 0 to 5000 ms", field="region_delay_ms")
         if not 2 <= len(self.names) <= REGIONS_MAX or len(set(self.names)) < len(self.names):
             raise InvalidArgument(
@@ -62,7 +64,7 @@ class RegionsSpec:
     def delay(self, one: str, other: str) -> float:
         """Returns the round trip between two regions in ms."""
         found = self.delays_ms.get(f"{one}:{other}", self.delays_ms.get(f"{other}:{one}"))
-        return self.delay_ms if found is None else found
+        return self.region_delay_ms if found is None else found
 
 
 class LocalRegions:
