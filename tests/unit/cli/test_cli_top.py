@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.cli.top import _Page, metric_sums
-from pinyon.cli.top_frame import ControllerSample, controller_frame, metrics_frame
+from pinyon.cli.top_frame import ControllerSample, controller_frame, fit, metrics_frame
 from pinyon.core.errors import Unavailable
 from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
 from pinyon.federation.view import Cluster, Federation, Member, RegionView
@@ -65,25 +65,27 @@ def text(lines: list[Text]) -> str:
 
 
 def test_a_frame():
-    lines = controller_frame(sample(12.0, 105, 40, 60), sample(10.0, 100, 10, 20), 100, 40, "pinyon top  c:7100")
+    lines = controller_frame(sample(12.0, 105, 40, 60), sample(10.0, 100, 10, 20), "pinyon top  c:7100")
     assert text(lines) == GOLDEN
     assert [line.style for line in lines[:5]] == ["bold", "dim", "", "", "red"]
 
 
 def test_the_first_frame_has_no_rates():
-    lines = controller_frame(sample(10.0, 100, 10, 20, settling=True), None, 100, 40, "t")
+    first = sample(10.0, 100, 10, 20, settling=True)
+    lines = controller_frame(first, first, "t")
     assert lines[0].plain.endswith("1 adopted, settling")
     assert "50%      -     -" in lines[2].plain
 
 
 def test_a_process_that_started_anew_has_no_negative_rates():
-    lines = controller_frame(sample(12.0, 1, 0, 4), sample(10.0, 100, 10, 20), 100, 40, "t")
+    lines = controller_frame(sample(12.0, 1, 0, 4), sample(10.0, 100, 10, 20), "t")
     assert "  0%    0.0   0.0" in lines[2].plain
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 40), (40, 6), (20, 4), (1, 1), (79, 8)])
 def test_it_fits_any_terminal(width, height):
-    lines = controller_frame(sample(1.0, 0, 0, 0), None, width, height, "t" * 50)
+    first = sample(1.0, 0, 0, 0)
+    lines = fit(controller_frame(first, first, "t" * 50), width, height)
     assert len(lines) <= max(4, height)
     assert all(len(line.plain) <= max(20, width) for line in lines)
     if height < 9:
@@ -92,16 +94,15 @@ def test_it_fits_any_terminal(width, height):
 
 def test_nothing_yet():
     empty = ControllerSample(0.0, controller_pb2.ListRegionsResponse(federation=controller_pb2.Federation(epoch="e")))
-    assert (
-        controller_frame(empty, None, 80, 24, "t")[0].plain
-        == "t  version 0: 0 regions, 0 of 0 load balancers live, 0 adopted"
-    )
+    lines = controller_frame(empty, empty, "t")
+    assert lines[0].plain == "t  version 0: 0 regions, 0 of 0 load balancers live, 0 adopted"
 
 
 def test_names_do_not_move_the_cursor():
     member = Member(LbInfo("eu\x1b[2J\n", "1", "eu", "h:1"), LbState.LIVE, True)
     reply = controller_pb2.ListRegionsResponse(federation=federation_to_proto(Federation("e", 1, (), (member,))))
-    lines = controller_frame(ControllerSample(0.0, reply), None, 80, 24, "t")
+    now = ControllerSample(0.0, reply)
+    lines = fit(controller_frame(now, now, "t"), 80, 24)
     assert "eu?[2J?" in lines[2].plain
     assert all(line.plain.isprintable() for line in lines)
 
@@ -126,7 +127,7 @@ process_cpu_seconds_total 3.0
         "pinyon_lb_requests_total": 5.0,
         "pinyon_lb_ttft_seconds_count_total": 5.0,
     }
-    lines = metrics_frame(sums, {"pinyon_lb_requests_total": 1.0}, 2.0, 80, 24, "t")
+    lines = metrics_frame(sums, {"pinyon_lb_requests_total": 1.0}, 2.0, "t")
     assert (
         text(lines)
         == """\

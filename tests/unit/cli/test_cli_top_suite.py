@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.cli.top_frame import SuiteSample, door_of, percentile, suite_frame
+from pinyon.cli.top_frame import SuiteSample, door_of, fit, percentile, suite_frame
 from pinyon.core.errors import Unavailable
 
 GOLDEN = """\
@@ -73,36 +73,36 @@ def three() -> list[SuiteSample]:
 
 
 def test_rates_and_percentiles_are_of_each_window():
-    lines = suite_frame(three(), 100, 40, "pinyon top  c:7000  http://l:8000")
+    lines = suite_frame(three(), "pinyon top  c:7000  http://l:8000")
     assert text(lines) == GOLDEN
     styles = {line.plain.split()[0]: line.style for line in lines if line.plain}
     assert (styles["p"], styles["d"]) == ("red", "")
 
 
 def test_whole_frame_fits_80_columns_and_24_lines():
-    lines = suite_frame(three(), 80, 24, "pinyon top  c:7000  http://l:8000")
+    lines = fit(suite_frame(three(), "pinyon top  c:7000  http://l:8000"), 80, 24)
     assert text(lines) == GOLDEN
 
 
 def test_load_balancer_that_restarted_has_no_negative_rates():
     samples = three()
     restarted = SuiteSample(22.0, door_of(page(1, 0, 8, 0, 4, 0, 1)), INSTANCES)
-    shown = text(suite_frame([*samples, restarted], 100, 40, "t"))
+    shown = text(suite_frame([*samples, restarted], "t"))
     assert "last" not in shown
     more = SuiteSample(24.0, door_of(page(3, 0, 16, 0, 8, 0, 1)), INSTANCES)
-    shown = text(suite_frame([*samples, restarted, more], 100, 40, "t"))
+    shown = text(suite_frame([*samples, restarted, more], "t"))
     assert "last 2 s          4.0       2.0         1.0       0.0   50%" in shown
     assert "last 14 s" not in shown
 
 
 def test_what_does_not_answer_is_said_beside_the_rest():
     alone = SuiteSample(1.0, None, INSTANCES, ("no metrics at http://l:8000/metrics: refused",))
-    lines = suite_frame([alone], 80, 24, "t")
+    lines = suite_frame([alone], "t")
     assert (lines[1].plain, lines[1].style) == ("no metrics at http://l:8000/metrics: refused", "red")
     assert "TTFT" not in text(lines)
     assert "decode" in text(lines)
     door = SuiteSample(1.0, door_of(page(1, 0, 8, 0, 4, 0, 1)), None, ("no conductor answers at c:7000",))
-    shown = text(suite_frame([door], 80, 24, "t"))
+    shown = text(suite_frame([door], "t"))
     assert "no conductor answers at c:7000" in shown
     assert "INSTANCE" not in shown
     assert "since start" in shown
@@ -111,7 +111,7 @@ def test_what_does_not_answer_is_said_beside_the_rest():
 def test_rates_go_on_after_a_load_balancer_was_away():
     samples = three()
     samples[1] = SuiteSample(18.0, None, INSTANCES, ("away",))
-    assert "last 10 s        13.0" in text(suite_frame(samples, 80, 24, "t"))
+    assert "last 10 s        13.0" in text(suite_frame(samples, "t"))
 
 
 @pytest.mark.parametrize(
