@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -97,23 +95,20 @@ def test_there_are_no_ports_behind_the_last():
 
 
 class Faulty:
-    """A service that does not start while ``fault`` is set."""
+    """A service that runs some code, and does not start while ``fault`` is set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = "pass") -> None:
         self.fault: OSError | None = None
-        self.service = ServiceProcess("decode-0", "services.worker", [], folder / "decode-0.log", self.launch)
+        self.service = ServiceProcess("decode-0", code, [], folder / "decode-0.log", self.launch)
 
-    def launch(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+    def launch(self, code: str, *_: object) -> subprocess.Popen[bytes]:
         if self.fault is not None:
             raise self.fault
-        return subprocess.Popen([sys.executable, "-c", "pass"])
+        return subprocess.Popen([sys.executable, "-c", code])
 
 
 def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
-    def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    service = ServiceProcess("decode-0", "services.worker", [], tmp_path / "decode-0.log", launch)
+    service = Faulty(tmp_path, "import time; time.sleep(600)").service
     files = set(os.listdir("/proc/self/fd"))
     service.spawn()
     service.kill()
