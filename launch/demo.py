@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,7 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
     if no_reuse:
         headers["x-pinyon-no-reuse"] = "1"
     outcome = DemoAnswer(name)
-    connection = http.client.HTTPConnection(address, timeout=REQUEST_S)
-    try:
+    with closing(http.client.HTTPConnection(address, timeout=REQUEST_S)) as connection:
         started = time.perf_counter()
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
@@ -125,8 +125,6 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
             outcome.report = event.get("pinyon") or outcome.report
         outcome.total_s = time.perf_counter() - started
         outcome.ttft_s = outcome.ttft_s or outcome.total_s
-    finally:
-        connection.close()
     return outcome
 
 
