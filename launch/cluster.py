@@ -42,6 +42,17 @@ STOP_S = 15.0
 WORKERS = ("prefill", "decode", "mixed")
 """The kinds of workers."""
 
+CHOSEN = {
+    "conductor": ("placement",),
+    "kvstore": ("eviction",),
+    "worker": (
+        *("engine", "engine_profile", "pool_blocks", "block_tokens", "dram_blocks"),
+        *("batching", "attention_kernel", "service_order", "eviction"),
+    ),
+    "lb": ("api_keys_file", "routing", "more_models"),
+}
+"""The fields of a spec that are options of each kind of service; empty ones are left out."""
+
 T = TypeVar("T")
 
 POLICIES: dict[str, Registry[Any]] = {
@@ -297,20 +308,26 @@ class LocalCluster:
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
                 progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
-        self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
-        served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
+        spec = self.spec
+        self._launch([self._make("conductor", "conductor", port=self._port(spec.conductor_port))], deadline, progress)
+        joins = ("--conductor", self.conductor)
+        holds = ("--redis-url", self.redis.url if self.redis else "", "--transfer-listen", f"{spec.host}:0")
+        served = [(spec.model, spec.served_model_name), *((folder, name) for name, folder in spec.models.items())]
+        models = [("--model", folder, "--served-model-name", name) for folder, name in served]
         workers = [
-            self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
+            self._make(f"{role}-{number}", "worker", *joins, *holds, *model, "--role", role)
             for role in WORKERS
-            for number, model in enumerate(each for each in served for _ in range(getattr(self.spec, role)))
+            for number, model in enumerate(each for each in models for _ in range(getattr(spec, role)))
         ]
         stores = [
-            self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
-            for index in range(self.spec.stores)
+            self._make(f"kvstore-{index}", "kvstore", *joins, *holds, "--pool-mib", str(spec.store_mib))
+            for index in range(spec.stores)
         ]
+        # No proxy in front of a load balancer asks whether it is ready, so it ends at once.
+        fronts = (*joins, *models[0], "--lame-duck-s", "0", "--http-listen")
         lbs = [
-            self._make(f"lb-{index}", "lb", self._lb_arguments(f"lb-{index}", self._port(http), self._port(grpc)))
-            for index, (http, grpc) in enumerate(lb_ports(self.spec))
+            self._make(f"lb-{index}", "lb", *fronts, f"{spec.host}:{self._port(http)}", port=self._port(grpc))
+            for index, (http, grpc) in enumerate(lb_ports(spec))
         ]
         self._launch([*stores, *workers, *lbs], deadline, progress)
         self.wait_serving(deadline)
@@ -318,7 +335,24 @@ class LocalCluster:
     def _port(self, port: int) -> int:
         return port or self._ports.take(self.spec.host)
 
-    def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
+    def _make(self, name: str, kind: str, *own: str, port: int = 0) -> ServiceProcess:
+        """Makes a service that is not started. Its last arguments count, so that those of the spec come last."""
+        spec = self.spec
+        folder = self.access.folder(role_of(name), spec.prefix + name)
+        chosen = {option: value for option in CHOSEN[kind] if (value := str(getattr(spec, option)))}
+        journal = Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl"
+        arguments = [
+            *own,
+            *(part for option, value in chosen.items() for part in (f"--{option.replace('_', '-')}", value)),
+            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
+            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
+            *(() if folder is None else ("--tls-dir", str(folder))),
+            *(("--allow-insecure",) if spec.allow_insecure else ()),
+            *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
+            *(("--journal", str(journal)) if spec.journal and kind in ("worker", "lb") else ()),
+            *spec.extra.get(kind, ()),
+            *(spec.extra.get(name.rpartition("-")[0], ()) if kind == "worker" else ()),
+        ]
         log = self.log_dir / f"{name}.log"
         # The conductor learns the new port of an instance when it registers again.
         moves = kind in ("worker", "kvstore")
@@ -412,64 +446,6 @@ class LocalCluster:
             self.redis.close()
             self.redis = None
         self._owned.close()
-
-    # -- arguments
-
-    def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
-        spec = self.spec
-        folder = self.access.folder(role_of(name), spec.prefix + name)
-        return [
-            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
-            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
-            *(() if folder is None else ("--tls-dir", str(folder))),
-            *(("--allow-insecure",) if spec.allow_insecure else ()),
-            *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
-            *spec.extra.get(kind, ()),
-        ]
-
-    def _chosen(self, *names: str) -> list[str]:
-        """Returns the options of these names in the spec, without empty ones."""
-        values = {name: getattr(self.spec, name) for name in names}
-        return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
-
-    def _journal(self, name: str) -> list[str]:
-        spec = self.spec
-        return ["--journal", str(Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl")] if spec.journal else []
-
-    def _conductor_arguments(self) -> list[str]:
-        port = self._port(self.spec.conductor_port)
-        return [*self._chosen("placement"), *self._common("conductor", "conductor", port)]
-
-    def _store_arguments(self, name: str) -> list[str]:
-        spec = self.spec
-        redis_url = self.redis.url if self.redis else ""
-        return [
-            *("--conductor", self.conductor, "--redis-url", redis_url, "--pool-mib", str(spec.store_mib)),
-            *("--transfer-listen", f"{spec.host}:0", *self._chosen("eviction")),
-            *self._common("kvstore", name),
-        ]
-
-    def _worker_arguments(self, role: str, name: str, model_name: str, folder: str) -> list[str]:
-        spec = self.spec
-        return [
-            *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
-            *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
-            *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
-            *("--dram-blocks", str(spec.dram_blocks), "--transfer-listen", f"{spec.host}:0"),
-            *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
-            *(*self._common("worker", name), *self._journal(name)),
-            *spec.extra.get(role, ()),
-        ]
-
-    def _lb_arguments(self, name: str, http_port: int, grpc_port: int) -> list[str]:
-        spec = self.spec
-        return [
-            *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
-            *("--model", spec.model, "--served-model-name", spec.served_model_name),
-            *self._chosen("api_keys_file", "routing", "more_models"),
-            *("--lame-duck-s", "0"),  # no proxy in front of it asks whether it is ready
-            *(*self._common("lb", name, grpc_port), *self._journal(name)),
-        ]
 
 
 def _check_folder(folder: Path, field: str) -> None:

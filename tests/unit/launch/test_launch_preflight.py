@@ -296,7 +296,7 @@ def restarted(service: ServiceProcess) -> str:
 def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
     first = free_ports(3)
     cluster = LocalCluster(ClusterSpec(metrics_base_port=first), tmp_path, Fake())
-    service = started(cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0")))
+    service = started(cluster._make("prefill-0", "worker"))
     assert service.endpoints["metrics"] == f"127.0.0.1:{first + 2}"
     assert restarted(service) == f"127.0.0.1:{first + 2}"
     with socket.create_server(("127.0.0.1", first + 2)):
@@ -306,7 +306,7 @@ def test_who_is_started_again_keeps_its_metrics_port(tmp_path, free_ports):
 def test_a_free_metrics_port_is_kept_at_a_restart(tmp_path, free_ports):
     """The system chose the port at the first start."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
-    service = started(cluster._make("prefill-0", "worker", cluster._common("worker", "prefill-0")))
+    service = started(cluster._make("prefill-0", "worker"))
     service.endpoints["metrics"] = chosen = f"127.0.0.1:{free_ports(1)}"
     assert restarted(service) == chosen
 
@@ -325,11 +325,9 @@ def test_the_controller_keeps_its_metrics_port(tmp_path, free_ports):
 def test_keys_of_the_environment_or_a_file_count(tmp_path):
     """A load balancer that is told to have no keys would take no notice of those that its file names."""
     cluster = LocalCluster(ClusterSpec(), tmp_path, Fake())
-    conductor = cluster._make("conductor", "conductor", ())
-    conductor.endpoints["grpc"] = "127.0.0.1:1"
-    assert "--api-keys-file" not in cluster._lb_arguments("lb-0", 1, 2)
+    assert "--api-keys-file" not in cluster._make("lb-0", "lb").arguments
     cluster.spec = ClusterSpec(api_keys_file="keys")
-    arguments = cluster._lb_arguments("lb-0", 1, 2)
+    arguments = cluster._make("lb-0", "lb").arguments
     assert arguments[arguments.index("--api-keys-file") + 1] == "keys"
 
 
