@@ -1,11 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import math
-import socket
-import threading
-import time
 from argparse import Namespace
-from contextlib import suppress
 
 import pytest
 from rich.text import Text
@@ -27,6 +24,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
 from pinyon.federation.view import Cluster, Federation, Member, RegionView
 from pinyon.messages.federation import federation_to_proto, lb_load_to_proto
+from tests.tcp_server import tcp_server
 
 FEDERATION = Federation(
     "e",
@@ -152,26 +150,19 @@ pinyon_lb_ttft_seconds_count_total      5      -"""
         metric_sums("<html>")
 
 
-def test_a_page_that_drips_is_given_up_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+async def test_a_page_that_drips_is_given_up_in_time():
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"#")
+            await asyncio.sleep(0.02)
 
-        def drip() -> None:
-            connection, _ = listening.accept()
-            with connection, suppress(OSError):
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                for _ in range(1000):  # the client does not stay to the end
-                    connection.sendall(b"#")
-                    time.sleep(0.02)
-
-        server = threading.Thread(target=drip)
-        server.start()
-        page = _Page(f"127.0.0.1:{listening.getsockname()[1]}", Namespace(timeout_s=0.5, tls_dir=""))
-        try:
-            with pytest.raises(Unavailable, match="timed out"):
-                page.read()
-        finally:
-            server.join()
+    async with tcp_server(drip) as server:
+        host, port = server.sockets[0].getsockname()
+        page = _Page(f"{host}:{port}", Namespace(timeout_s=0.5, tls_dir=""))
+        with pytest.raises(Unavailable, match="timed out"):
+            await asyncio.to_thread(page.read)
 
 
 # ---------------------------------------------------------------- one suite
