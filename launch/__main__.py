@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from rich.table import Table
 from launch.cluster import ClusterSpec, LocalCluster, options
 from launch.hints import hints
 from launch.ports import port_faults
-from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess
 from launch.regions import LocalRegions, RegionsSpec
 from launch.supervisor import LOOK_S, Supervisor
+from pinyon.core.address import is_loopback
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
 
@@ -40,6 +40,54 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     for name, option in options(RegionsSpec).items():
         add(f"--{name.replace('_', '-')}", **option)
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
+
+
+def option_faults(arguments: argparse.Namespace) -> list[str]:
+    """Returns a sentence for each option of ``up`` without effect, and one for a host that would be refused."""
+    given, defaults = vars(arguments), vars(command_line().parse_args(["up"]))
+    regions = given["regions"] != defaults["regions"]
+    needs = {
+        "engine_profile": ("--engine paced", given["engine"] == "paced"),
+        "attention_kernel": ("--engine numpy", given["engine"] == "numpy"),
+        "region_delay_ms": ("--regions", regions),
+        "static_peers": ("--regions", regions),
+        "controller_port": ("--regions, and without --static-peers", regions and not given["static_peers"]),
+        "tls_dir": ("--tls", given["tls"]),
+        "redis_url": ("--stores 1 or more", given["stores"]),
+        "store_mib": ("--stores 1 or more", given["stores"]),
+    }
+    faults = [
+        f"--{name.replace('_', '-')} is of use only with {need}"
+        for name, (need, met) in needs.items()
+        if given[name] != defaults[name] and not met
+    ]
+    host, needed = given["host"], {"--tls": given["tls"], "--api-keys-file": given["api_keys_file"]}
+    if not is_loopback(host.strip("[]")) and not given["allow_insecure"] and not all(needed.values()):
+        lacking = " and ".join(option for option, value in needed.items() if not value)
+        faults.append(f"--host {host} needs {lacking}, or --allow-insecure: others reach it")
+    return faults
+
+
+def file_faults(spec: ClusterSpec) -> list[str]:
+    """Returns a sentence for each file that services would refuse to start with."""
+    from pinyon.model.card import load_card
+    from pinyon.profiles.engine_profile import load_profile
+    from pinyon.runtime.api_keys import read_api_keys
+
+    checks: list[tuple[str, Callable[[str], object], str]] = [
+        ("--model", load_card, spec.model),
+        *(("--more-models", load_card, folder) for folder in spec.models.values()),
+        ("--engine-profile", load_profile, spec.engine_profile),
+        ("--api-keys-file", read_api_keys, spec.api_keys_file),
+    ]
+    faults: list[str] = []
+    for option, read, name in checks:
+        try:
+            if name:
+                read(name)
+        except PinyonError as error:
+            faults.append(f"{option}: {error.message}")
+    return faults
 
 
 def _show_services(console: Console, services: Iterable[ServiceProcess], title: str, prefix: str = "") -> None:
@@ -85,7 +133,7 @@ def up(arguments: argparse.Namespace) -> int:
     """
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    faults = option_faults(vars(arguments), vars(command_line().parse_args(["up"])))
+    faults = option_faults(arguments)
     stop = threading.Event()
     starting = False
 
@@ -101,9 +149,7 @@ def up(arguments: argparse.Namespace) -> int:
     whole: LocalCluster | LocalRegions | None = None
     try:
         spec = ClusterSpec(**{name: getattr(arguments, name) for name in options(ClusterSpec)})
-        models = [("--model", spec.model)] * bool(spec.model)
-        models += [("--more-models", folder) for folder in spec.models.values()]
-        faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
+        faults += file_faults(spec)
         if regions := [name.strip() for name in arguments.regions.split(",") if name.strip()]:
             chosen = {name: getattr(arguments, name) for name in options(RegionsSpec)}
             whole = LocalRegions(RegionsSpec(tuple(regions), spec, **chosen), arguments.log_dir)

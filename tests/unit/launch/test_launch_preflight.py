@@ -14,15 +14,12 @@ from collections.abc import Iterator
 import pytest
 
 from launch import ports
-from launch.__main__ import command_line, main
+from launch.__main__ import command_line, file_faults, main, option_faults
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import Port, port_faults
-from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess, await_ready
 from launch.regions import LocalRegions, RegionsSpec
 from pinyon.core.errors import InvalidArgument, Unavailable
-
-DEFAULTS = vars(command_line().parse_args(["up"]))
 
 
 @pytest.fixture
@@ -73,14 +70,15 @@ def test_of_a_run_of_ports_the_first_fault_is_said(free_ports):
 
 
 def test_missing_files_are_named_by_their_options():
-    faults = file_faults([("--model", "/nowhere"), ("--more-models", "/neither")], "nothing", "/no/keys")
+    missing = ClusterSpec(model="/nowhere", more_models="/neither", engine_profile="nothing", api_keys_file="/no/keys")
+    faults = file_faults(missing)
     assert [fault.partition(":")[0] for fault in faults] == [
         "--model",
         "--more-models",
         "--engine-profile",
         "--api-keys-file",
     ]
-    assert file_faults([], "tiny", "") == []
+    assert file_faults(ClusterSpec(engine_profile="tiny")) == []
 
 
 def test_up_says_all_of_it_and_starts_nothing(no_start, taken, tmp_path, capsys):
@@ -145,7 +143,7 @@ def test_up_names_the_option_that_another_one_needs(no_start, tmp_path, monkeypa
     ],
 )
 def test_options_with_what_they_need_are_no_faults(options):
-    assert option_faults(vars(command_line().parse_args(["up", *options.split()])), DEFAULTS) == []
+    assert option_faults(command_line().parse_args(["up", *options.split()])) == []
 
 
 def test_up_refuses_a_bad_line_of_keys_before_it_starts(no_start, tmp_path, capsys):
