@@ -236,13 +236,13 @@ class LocalCluster:
         """Temporary folders and held ports, until the suite is stopped."""
         self._ports = self._owned.enter_context(HeldPorts())
         """Ports of services that others find by address only, if not chosen: a restart needs the same ones."""
-        folders = {"log_dir": log_dir, "journal": Path(spec.journal) if spec.journal else None}
-        self._folders = {option: folder for option, folder in folders.items() if folder is not None}
+        folders = {"log_dir": log_dir, "journal": spec.journal}
+        self._folders = {option: Path(folder) for option, folder in folders.items() if folder}
         """The folders by option, created at the start only: a refused start leaves none behind."""
         for option, folder in self._folders.items():
             _check_folder(folder, option)
         self.log_dir = log_dir or self._temporary("logs")
-        self.access = SuiteAccess(None)
+        self.access = SuiteAccess()
         """The way to reach the services from outside."""
 
     def _temporary(self, what: str) -> Path:

@@ -57,22 +57,18 @@ def test_who_never_served_died_quickly_however_long_that_took(monkeypatch: pytes
 # -- ports of several load balancers
 
 
-def spec(lbs: int, **ports: int) -> ClusterSpec:
-    return ClusterSpec(lbs=lbs, **{"http_port": 0, "lb_port": 0, "conductor_port": 0, **ports})
-
-
 def test_further_load_balancers_take_the_next_free_ports(monkeypatch):
     others: set[int] = set()
     monkeypatch.setattr(ports, "is_free", lambda host, port: port not in others)
     first = 20_000
-    assert lb_ports(spec(1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
-    assert lb_ports(spec(3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
+    assert lb_ports(ClusterSpec(lbs=1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
+    assert lb_ports(ClusterSpec(lbs=3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
         (first, first + 1),
         (first + 2, first + 4),
         (first + 5, first + 6),
     ]
     others.add(first + 2)
-    assert lb_ports(spec(2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
+    assert lb_ports(ClusterSpec(lbs=2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
 
 
 def test_a_port_where_somebody_listens_is_not_free():
@@ -83,12 +79,12 @@ def test_a_port_where_somebody_listens_is_not_free():
 
 
 def test_free_ports_stay_free_ones():
-    assert lb_ports(spec(3)) == [(0, 0)] * 3
+    assert lb_ports(ClusterSpec(lbs=3)) == [(0, 0)] * 3
 
 
 def test_there_are_no_ports_behind_the_last():
     with pytest.raises(InvalidArgument, match="no port after 65535"):
-        lb_ports(spec(2, http_port=65_535))
+        lb_ports(ClusterSpec(lbs=2, http_port=65_535))
 
 
 # -- a start that fails by itself
