@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from launch.cluster import ClusterSpec, LocalCluster, options
 from launch.hints import hints
@@ -91,9 +91,8 @@ def file_faults(spec: ClusterSpec) -> list[str]:
 
 
 def _show_services(console: Console, services: Iterable[ServiceProcess], title: str, prefix: str = "") -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("service", "pid", "gRPC", "other endpoints"):
-        table.add_column(column, overflow="fold")
+    columns = [Column(name, overflow="fold") for name in ("service", "pid", "gRPC", "other endpoints")]
+    table = Table(*columns, title=title, title_justify="left")
     for service in services:
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
         table.add_row(prefix + service.name, str(service.pid), service.endpoints["grpc"], others)

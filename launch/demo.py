@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import ROOT
@@ -203,9 +203,8 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
         source: sum(outcome.report.get(f"{source}_tokens", 0) for outcome in reused)
         for source in ("local", "peer", "store")
     }
-    table = Table(title="The difference", title_justify="left")
-    for column in ("", "with reuse", "without", "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
+    columns = [Column(name, justify="right") for name in ("with reuse", "without", "ratio")]
+    table = Table("", *columns, title="The difference", title_justify="left")
     rows = (
         ("TTFT, median ms", [statistics.median(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),
         ("TTFT, mean ms", [statistics.fmean(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),
