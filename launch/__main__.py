@@ -8,30 +8,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from launch.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster, options
 from launch.hints import hints
 from launch.ports import port_faults
-from launch.preflight import file_faults, option_faults
 from launch.process import ServiceProcess
 from launch.regions import LocalRegions, RegionsSpec
 from launch.supervisor import LOOK_S, Supervisor
+from pinyon.core.address import is_loopback
 from pinyon.core.errors import PinyonError
 from pinyon.runtime.arguments import Parser
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    for each in fields(ClusterSpec):
-        if each.metadata:
-            add(f"--{each.name.replace('_', '-')}", **each.metadata)
+    for name, option in options(ClusterSpec).items():
+        add(f"--{name.replace('_', '-')}", **option)
     add(
         "--regions",
         default="",
@@ -39,35 +37,65 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         help="a whole suite for each of these regions, whose load balancers forward to each other; the ports are "
         "those of the first",
     )
-    add(
-        "--region-delay-ms",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="there and back between two regions: each message takes half of it longer (default 0)",
-    )
-    add(
-        "--controller-port",
-        type=int,
-        default=7100,
-        help="gRPC of the regions' controller (default 7100; 0: a free one): it tells load balancers of each other, "
-        "and who stands in for one that fails",
-    )
-    add(
-        "--static-peers",
-        action="store_true",
-        help="no controller: each load balancer is told once where the others are",
-    )
+    for name, option in options(RegionsSpec).items():
+        add(f"--{name.replace('_', '-')}", **option)
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
 
 
-def _show_services(console: Console, services: Mapping[str, ServiceProcess], title: str, prefix: str = "") -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("service", "pid", "gRPC", "other endpoints"):
-        table.add_column(column, overflow="fold")
-    for name, service in services.items():
+def option_faults(arguments: argparse.Namespace) -> list[str]:
+    """Returns a sentence for each option of ``up`` without effect, and one for a host that would be refused."""
+    given, defaults = vars(arguments), vars(command_line().parse_args(["up"]))
+    regions = given["regions"] != defaults["regions"]
+    needs = {
+        "engine_profile": ("--engine paced", given["engine"] == "paced"),
+        "attention_kernel": ("--engine numpy", given["engine"] == "numpy"),
+        "region_delay_ms": ("--regions", regions),
+        "static_peers": ("--regions", regions),
+        "controller_port": ("--regions, and without --static-peers", regions and not given["static_peers"]),
+        "tls_dir": ("--tls", given["tls"]),
+        "redis_url": ("--stores 1 or more", given["stores"]),
+        "store_mib": ("--stores 1 or more", given["stores"]),
+    }
+    faults = [
+        f"--{name.replace('_', '-')} is of use only with {need}"
+        for name, (need, met) in needs.items()
+        if given[name] != defaults[name] and not met
+    ]
+    host, needed = given["host"], {"--tls": given["tls"], "--api-keys-file": given["api_keys_file"]}
+    if not is_loopback(host.strip("[]")) and not given["allow_insecure"] and not all(needed.values()):
+        lacking = " and ".join(option for option, value in needed.items() if not value)
+        faults.append(f"--host {host} needs {lacking}, or --allow-insecure: others reach it")
+    return faults
+
+
+def file_faults(spec: ClusterSpec) -> list[str]:
+    """Returns a sentence for each file that services would refuse to start with."""
+    from pinyon.model.card import load_card
+    from pinyon.profiles.engine_profile import load_profile
+    from pinyon.runtime.api_keys import read_api_keys
+
+    checks: list[tuple[str, Callable[[str], object], str]] = [
+        ("--model", load_card, spec.model),
+        *(("--more-models", load_card, folder) for folder in spec.models.values()),
+        ("--engine-profile", load_profile, spec.engine_profile),
+        ("--api-keys-file", read_api_keys, spec.api_keys_file),
+    ]
+    faults: list[str] = []
+    for option, read, name in checks:
+        try:
+            if name:
+                read(name)
+        except PinyonError as error:
+            faults.append(f"{option}: {error.message}")
+    return faults
+
+
+def _show_services(console: Console, services: Iterable[ServiceProcess], title: str, prefix: str = "") -> None:
+    columns = [Column(name, overflow="fold") for name in ("service", "pid", "gRPC", "other endpoints")]
+    table = Table(*columns, title=title, title_justify="left")
+    for service in services:
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
-        table.add_row(prefix + name, str(service.pid), service.endpoints["grpc"], others)
+        table.add_row(prefix + service.name, str(service.pid), service.endpoints["grpc"], others)
     console.print(table)
 
 
@@ -103,10 +131,8 @@ def up(arguments: argparse.Namespace) -> int:
     Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files.
     """
     console = Console()
-    values = dict(vars(arguments))
-    faults = option_faults(values, vars(command_line().parse_args(["up"])))
-    log_dir = values.pop("log_dir")
-    values.pop("command")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    faults = option_faults(arguments)
     stop = threading.Event()
     starting = False
 
@@ -119,38 +145,24 @@ def up(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    regions = [name.strip() for name in values.pop("regions").split(",") if name.strip()]
-    delay_ms, static_peers = values.pop("region_delay_ms"), values.pop("static_peers")
-    controller_port = values.pop("controller_port")
-    controller: ServiceProcess | None = None
     whole: LocalCluster | LocalRegions | None = None
-    clusters: list[LocalCluster] = []
     try:
-        spec = ClusterSpec(**values)
-        models = [("--model", spec.model)] * bool(spec.model)
-        models += [("--more-models", folder) for folder in spec.models.values()]
-        faults += file_faults(models, spec.engine_profile, spec.api_keys_file)
-        if regions:
-            several = RegionsSpec(
-                tuple(regions), spec, delay_ms=delay_ms, static_peers=static_peers, controller_port=controller_port
-            )
-            whole = LocalRegions(several, log_dir)
-            clusters, controller = list(whole.clusters.values()), whole.controller
+        spec = ClusterSpec(**{name: getattr(arguments, name) for name in options(ClusterSpec)})
+        faults += file_faults(spec)
+        if regions := [name.strip() for name in arguments.regions.split(",") if name.strip()]:
+            chosen = {name: getattr(arguments, name) for name in options(RegionsSpec)}
+            whole = LocalRegions(RegionsSpec(tuple(regions), spec, **chosen), arguments.log_dir)
         else:
-            whole = LocalCluster(spec, log_dir)
-            clusters = [whole]
-        faults += port_faults(whole.ports if isinstance(whole, LocalRegions) else spec.ports)
+            whole = LocalCluster(spec, arguments.log_dir)
+        faults += port_faults(whole.ports)
     except PinyonError as error:
         faults.append(error.message)
     for fault in faults:
-        console.print(f"pinyon: {fault}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"pinyon: {fault}", style="red")
     if whole is None or faults:
         if whole is not None:
             whole.stop()
         return 2
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def say_of(name: str, line: str) -> None:
         say(f"{name}: {line}" if name else line)
@@ -160,19 +172,15 @@ def up(arguments: argparse.Namespace) -> int:
         with console.status("starting …"):
             whole.start(say)
         starting = False
-        for name, cluster in zip(regions or [""], clusters, strict=True):
-            _show_services(
-                console, cluster.services, f"the region {name}" if name else "pinyon is up", cluster.spec.prefix
-            )
-        if controller is not None:
-            _show_services(console, {controller.name: controller}, "of all regions")
-        _show(console, clusters[0], controller)
-        supervisors = [
-            Supervisor(cluster.processes, partial(say_of, name), time.monotonic())
-            for name, cluster in zip(regions or [""], clusters, strict=True)
-        ]
-        if controller is not None:
-            supervisors.append(Supervisor([controller], say, time.monotonic()))
+        supervisors = []
+        for name, cluster in whole.clusters.items():
+            title = f"the region {name}" if name else "pinyon is up"
+            _show_services(console, cluster.services.values(), title, cluster.spec.prefix)
+            supervisors.append(Supervisor(cluster.processes, partial(say_of, name), time.monotonic()))
+        if whole.controller is not None:
+            _show_services(console, [whole.controller], "of all regions")
+            supervisors.append(Supervisor([whole.controller], say, time.monotonic()))
+        _show(console, next(iter(whole.clusters.values())), whole.controller)
         while not stop.wait(LOOK_S):
             for supervisor in supervisors:
                 supervisor.tick(time.monotonic())

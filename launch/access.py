@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,13 @@ def role_of(name: str) -> str:
     return kind if kind in (CONDUCTOR, CONTROLLER, KVSTORE, LB) else WORKER
 
 
+@dataclass(frozen=True)
 class SuiteAccess:
-    """The way to reach a cluster's services.
+    """The way to reach a cluster's services. Instance ids begin with ``prefix``."""
 
-    ``root`` is the folder of the certificates, or None for a plain cluster. Instance ids begin with ``prefix``.
-    """
-
-    def __init__(self, root: Path | None, prefix: str = "") -> None:
-        self.root = root
-        self._prefix = prefix
+    root: Path | None = None
+    """The folder of the certificates; None for a plain cluster."""
+    prefix: str = ""
 
     def folder(self, role: str, instance_id: str) -> Path | None:
         """Returns the folder of a process's certificate files; None in a plain cluster."""
@@ -54,7 +53,7 @@ class SuiteAccess:
 
         It is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop.
         """
-        name = peer_name(role_of(service.name), self._prefix + service.name)
+        name = peer_name(role_of(service.name), self.prefix + service.name)
         return client_channel(service.endpoints["grpc"], name, None if self.root is None else self.first(role), kind)
 
     def http(self, service: ServiceProcess, timeout_s: float) -> http.client.HTTPConnection:

@@ -8,13 +8,13 @@ lives on.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,19 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.identity import REDIS, cluster_identities, hosts_of
 
 STOP_S = 15.0
+WORKERS = ("prefill", "decode", "mixed")
+"""The kinds of workers."""
+
+CHOSEN = {
+    "conductor": ("placement",),
+    "kvstore": ("eviction",),
+    "worker": (
+        *("engine", "engine_profile", "pool_blocks", "block_tokens", "dram_blocks"),
+        *("batching", "attention_kernel", "service_order", "eviction"),
+    ),
+    "lb": ("api_keys_file", "routing", "more_models"),
+}
+"""The fields of a spec that are options of each kind of service; empty ones are left out."""
 
 T = TypeVar("T")
 
@@ -52,7 +65,7 @@ POLICIES: dict[str, Registry[Any]] = {
 """The policies that can be chosen for a whole cluster, by the name of the field and of the services' option."""
 
 
-def _option(
+def option(
     default: T, text: str, *, up: T | None = None, choices: Sequence[str] | None = None, metavar: str | None = None
 ) -> T:
     """Returns a field for which ``./dev up`` has an option; ``up`` is the option's default if it is another one."""
@@ -64,8 +77,13 @@ def _option(
     return field(default=default, metadata=words)
 
 
+def options(spec: type) -> dict[str, Mapping[str, Any]]:
+    """Returns the fields of a class of specs for which ``./dev up`` has an option, with what argparse wants to know."""
+    return {each.name: each.metadata for each in fields(spec) if each.metadata}
+
+
 def _policy(name: str) -> str:
-    return _option("", f"{name.replace('_', ' ')} policy: {POLICIES[name].described}")
+    return option("", f"{name.replace('_', ' ')} policy: {POLICIES[name].described}")
 
 
 @dataclass(frozen=True)
@@ -78,16 +96,16 @@ class ClusterSpec:
     """The region that the certificates of the load balancers name."""
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Additional arguments by kind of service: conductor, kvstore, worker, prefill, decode, mixed, lb."""
-    prefill: int = _option(2, "prefill workers (default 2)")
-    decode: int = _option(2, "decode workers (default 2)")
-    mixed: int = _option(0, "workers that do both (default 0)")
-    stores: int = _option(1, "KV store nodes; 0 serves without a store and without Redis (default 1)")
-    lbs: int = _option(1, "load balancers; further ones take the next free ports (default 1)")
-    host: str = _option("127.0.0.1", "address everything listens on (default 127.0.0.1)")
-    http_port: int = _option(0, "OpenAI-compatible HTTP (default 8000; 0: a free one)", up=8000)
-    lb_port: int = _option(0, "the load balancer's gRPC (default 8001; 0: a free one)", up=8001)
-    conductor_port: int = _option(0, "the conductor's gRPC (default 7000; 0: a free one)", up=7000)
-    metrics_base_port: int = _option(
+    prefill: int = option(2, "prefill workers (default 2)")
+    decode: int = option(2, "decode workers (default 2)")
+    mixed: int = option(0, "workers that do both (default 0)")
+    stores: int = option(1, "KV store nodes; 0 serves without a store and without Redis (default 1)")
+    lbs: int = option(1, "load balancers; further ones take the next free ports (default 1)")
+    host: str = option("127.0.0.1", "address everything listens on (default 127.0.0.1)")
+    http_port: int = option(0, "OpenAI-compatible HTTP (default 8000; 0: a free one)", up=8000)
+    lb_port: int = option(0, "the load balancer's gRPC (default 8001; 0: a free one)", up=8001)
+    conductor_port: int = option(0, "the conductor's gRPC (default 7000; 0: a free one)", up=7000)
+    metrics_base_port: int = option(
         0,
         "Prometheus metrics: the first of as many ports in a row as there are services, each the same at every "
         "start (default 7300; 0: free ones)",
@@ -95,45 +113,45 @@ class ClusterSpec:
         metavar="PORT",
     )
     """The first of the ports, in the order of :attr:`names`."""
-    redis_url: str = _option("", "a running Redis; default: redis-server from the PATH, else the embedded one")
-    model: str = _option("", "Hugging Face checkpoint folder; default: the small built-in model")
-    served_model_name: str = _option("", "name clients ask for; default: the model's own")
-    more_models: str = _option(
+    redis_url: str = option("", "a running Redis; default: redis-server from the PATH, else the embedded one")
+    model: str = option("", "Hugging Face checkpoint folder; default: the small built-in model")
+    served_model_name: str = option("", "name clients ask for; default: the model's own")
+    more_models: str = option(
         "",
         "further models behind the same load balancer, each with that many workers of its own",
         metavar="[NAME=]FOLDER,...",
     )
-    engine: str = _option(
+    engine: str = option(
         "numpy",
         "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take",
         choices=("numpy", "instant", "paced"),
     )
-    engine_profile: str = _option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
+    engine_profile: str = option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
     placement: str = _policy("placement")
     routing: str = _policy("routing")
     batching: str = _policy("batching")
     service_order: str = _policy("service_order")
     eviction: str = _policy("eviction")
-    attention_kernel: str = _option(
+    attention_kernel: str = option(
         "",
         "whose tokens read KV together in a step: nobody's, the whole batch's, any two's (default grouped)",
         choices=("plain", "whole", "grouped"),
     )
-    pool_blocks: int = _option(
+    pool_blocks: int = option(
         1280, "KV blocks per worker (default 1280: 40,960 tokens, the built-in model's longest context)"
     )
-    dram_blocks: int = _option(0, "KV blocks of a second tier per worker (default 0: none)")
-    block_tokens: int = _option(32, "tokens per KV block (default 32)")
-    store_mib: int = _option(256, "DRAM pool of each store node in MiB (default 256)")
-    tls: bool = _option(False, "TLS between all services, HTTPS for clients; the files are made for it")
-    tls_dir: str = _option("", "keep these files here; default: deleted at the end", metavar="DIR")
-    allow_insecure: bool = _option(False, "listen on --host without TLS or API keys though others reach it")
-    api_keys_file: str = _option("", "lines of KEY TENANT; default: no keys, one public tenant")
-    otlp_endpoint: str = _option("", "send traces there (http://host:4317)")
-    journal: str = _option("", "write what workers and load balancers decide, one file each", metavar="DIR")
+    dram_blocks: int = option(0, "KV blocks of a second tier per worker (default 0: none)")
+    block_tokens: int = option(32, "tokens per KV block (default 32)")
+    store_mib: int = option(256, "DRAM pool of each store node in MiB (default 256)")
+    tls: bool = option(False, "TLS between all services, HTTPS for clients; the files are made for it")
+    tls_dir: str = option("", "keep these files here; default: deleted at the end", metavar="DIR")
+    allow_insecure: bool = option(False, "listen on --host without TLS or API keys though others reach it")
+    api_keys_file: str = option("", "lines of KEY TENANT; default: no keys, one public tenant")
+    otlp_endpoint: str = option("", "send traces there (http://host:4317)")
+    journal: str = option("", "write what workers and load balancers decide, one file each", metavar="DIR")
     """The folder for the journals, created if missing."""
-    log_level: str = _option("info", "", choices=("debug", "info", "warning", "error"))
-    log_format: str = _option("text", "", choices=("text", "json"))
+    log_level: str = option("info", "", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "mixed", "stores"):
@@ -162,20 +180,23 @@ class ClusterSpec:
                     raise InvalidArgument(str(error), field=name) from None
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The number of services of each kind but the conductor: workers, which each model has of its own, and stores.
+
+        Stores come last, so that without Redis and stores the others keep their ports.
+        """
+        workers = {role: (1 + len(self.models)) * getattr(self, role) for role in WORKERS}
+        return {"lb": self.lbs, **workers, "kvstore": self.stores}
+
+    @property
     def instances(self) -> int:
         """The number of instances that register with the conductor."""
-        return (1 + len(self.models)) * (self.prefill + self.decode + self.mixed) + self.stores
+        return sum(self.counts.values()) - self.lbs
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all services. Stores come last, so that without Redis and stores the others keep their ports."""
-        copies = 1 + len(self.models)
-        counts = {
-            "lb": self.lbs,
-            **{role: copies * getattr(self, role) for role in ("prefill", "decode", "mixed")},
-            "kvstore": self.stores,
-        }
-        return ("conductor", *(f"{kind}-{number}" for kind, count in counts.items() for number in range(count)))
+        """The names of all services."""
+        return ("conductor", *(f"{kind}-{number}" for kind, count in self.counts.items() for number in range(count)))
 
     def metrics_port(self, name: str) -> int:
         """Returns the metrics port of the service ``name``; 0 means a free one."""
@@ -203,24 +224,40 @@ class ClusterSpec:
 class LocalCluster:
     """The suite as local processes: use it as a context manager, or call :meth:`stop` in any case."""
 
+    controller: ServiceProcess | None = None
+    """The process that several regions have in common; a suite by itself has none."""
+
     def __init__(self, spec: ClusterSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._launch_one = launch
         self.services: dict[str, ServiceProcess] = {}
         self.redis: RedisServer | None = None
-        self._ports = HeldPorts()
+        self._owned = ExitStack()
+        """Temporary folders and held ports, until the suite is stopped."""
+        self._ports = self._owned.enter_context(HeldPorts())
         """Ports of services that others find by address only, if not chosen: a restart needs the same ones."""
-        self._lb_ports: list[tuple[int, int]] = []
-        folders = {"log_dir": log_dir, "journal": Path(spec.journal) if spec.journal else None}
-        self._folders = {option: folder for option, folder in folders.items() if folder is not None}
+        folders = {"log_dir": log_dir, "journal": spec.journal}
+        self._folders = {option: Path(folder) for option, folder in folders.items() if folder}
         """The folders by option, created at the start only: a refused start leaves none behind."""
         for option, folder in self._folders.items():
             _check_folder(folder, option)
-        self._temporary = None if log_dir else tempfile.TemporaryDirectory(prefix="pinyon-logs-")
-        self.log_dir = log_dir or Path(self._temporary.name if self._temporary else ".")
-        self.access = SuiteAccess(None)
+        self.log_dir = log_dir or self._temporary("logs")
+        self.access = SuiteAccess()
         """The way to reach the services from outside."""
-        self._tls_temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def _temporary(self, what: str) -> Path:
+        folder = tempfile.TemporaryDirectory(prefix=f"pinyon-{what}-", ignore_cleanup_errors=True)
+        return Path(self._owned.enter_context(folder))
+
+    @property
+    def clusters(self) -> dict[str, LocalCluster]:
+        """The suites by region, as several regions have them: this one, of none."""
+        return {"": self}
+
+    @property
+    def ports(self) -> list[Port]:
+        """The ports that options can choose, see :attr:`ClusterSpec.ports`."""
+        return self.spec.ports
 
     # -- endpoints
 
@@ -271,26 +308,51 @@ class LocalCluster:
             except NoRedis as error:
                 self.spec = replace(self.spec, stores=0)
                 progress(f"no KV store: it needs a Redis. {error.message}; everything else starts without it")
-        self._launch([self._make("conductor", "conductor", self._conductor_arguments())], deadline, progress)
-        served = [(self.spec.served_model_name, self.spec.model), *self.spec.models.items()]
+        spec = self.spec
+        self._launch([self._make("conductor", "conductor", port=self._port(spec.conductor_port))], deadline, progress)
+        joins = ("--conductor", self.conductor)
+        holds = ("--redis-url", self.redis.url if self.redis else "", "--transfer-listen", f"{spec.host}:0")
+        served = [(spec.model, spec.served_model_name), *((folder, name) for name, folder in spec.models.items())]
+        models = [("--model", folder, "--served-model-name", name) for folder, name in served]
         workers = [
-            self._make(f"{role}-{number}", "worker", self._worker_arguments(role, f"{role}-{number}", *model))
-            for role in ("prefill", "decode", "mixed")
-            for number, model in enumerate(each for each in served for _ in range(getattr(self.spec, role)))
+            self._make(f"{role}-{number}", "worker", *joins, *holds, *model, "--role", role)
+            for role in WORKERS
+            for number, model in enumerate(each for each in models for _ in range(getattr(spec, role)))
         ]
         stores = [
-            self._make(f"kvstore-{index}", "kvstore", self._store_arguments(f"kvstore-{index}"))
-            for index in range(self.spec.stores)
+            self._make(f"kvstore-{index}", "kvstore", *joins, *holds, "--pool-mib", str(spec.store_mib))
+            for index in range(spec.stores)
         ]
-        self._lb_ports = [(self._port(http), self._port(grpc)) for http, grpc in lb_ports(self.spec)]
-        lbs = [self._make(f"lb-{index}", "lb", self._lb_arguments(index)) for index in range(self.spec.lbs)]
+        # No proxy in front of a load balancer asks whether it is ready, so it ends at once.
+        fronts = (*joins, *models[0], "--lame-duck-s", "0", "--http-listen")
+        lbs = [
+            self._make(f"lb-{index}", "lb", *fronts, f"{spec.host}:{self._port(http)}", port=self._port(grpc))
+            for index, (http, grpc) in enumerate(lb_ports(spec))
+        ]
         self._launch([*stores, *workers, *lbs], deadline, progress)
         self.wait_serving(deadline)
 
     def _port(self, port: int) -> int:
         return port or self._ports.take(self.spec.host)
 
-    def _make(self, name: str, kind: str, arguments: Sequence[str]) -> ServiceProcess:
+    def _make(self, name: str, kind: str, *own: str, port: int = 0) -> ServiceProcess:
+        """Makes a service that is not started. Its last arguments count, so that those of the spec come last."""
+        spec = self.spec
+        folder = self.access.folder(role_of(name), spec.prefix + name)
+        chosen = {option: value for option in CHOSEN[kind] if (value := str(getattr(spec, option)))}
+        journal = Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl"
+        arguments = [
+            *own,
+            *(part for option, value in chosen.items() for part in (f"--{option.replace('_', '-')}", value)),
+            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
+            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
+            *(() if folder is None else ("--tls-dir", str(folder))),
+            *(("--allow-insecure",) if spec.allow_insecure else ()),
+            *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
+            *(("--journal", str(journal)) if spec.journal and kind in ("worker", "lb") else ()),
+            *spec.extra.get(kind, ()),
+            *(spec.extra.get(name.rpartition("-")[0], ()) if kind == "worker" else ()),
+        ]
         log = self.log_dir / f"{name}.log"
         # The conductor learns the new port of an instance when it registers again.
         moves = kind in ("worker", "kvstore")
@@ -314,12 +376,10 @@ class LocalCluster:
         # Imported with TLS only, because it needs cryptography.
         from pinyon.runtime.certificates import Authority, Wanted
 
-        if not spec.tls_dir:
-            self._tls_temporary = tempfile.TemporaryDirectory(prefix="pinyon-tls-")
-        root = Path(spec.tls_dir or (self._tls_temporary.name if self._tls_temporary else ""))
+        root = Path(spec.tls_dir) if spec.tls_dir else self._temporary("tls")
         now = datetime.datetime.now(datetime.UTC)
         authority = Authority.open(root, now)
-        prefill, decode, mixed = (count * (1 + len(spec.models)) for count in (spec.prefill, spec.decode, spec.mixed))
+        prefill, decode, mixed = (spec.counts[role] for role in WORKERS)
         for identity in cluster_identities(prefill, decode, mixed, spec.stores, spec.lbs, spec.prefix):
             authority.issue(Wanted(identity, hosts_of(identity, (spec.host,), spec.region)), now)
         self.access = SuiteAccess(root, spec.prefix)
@@ -370,93 +430,22 @@ class LocalCluster:
         while True:
             if not service.alive:
                 raise Unavailable(f"{service.name} ended{service.log_tail()}")
-            connection = self.access.http(service, timeout_s=2)
-            try:
+            with suppress(OSError), closing(self.access.http(service, timeout_s=2)) as connection:
                 connection.request("GET", "/health/ready")
                 if connection.getresponse().status == 200:
                     return
-            except OSError:
-                pass
-            finally:
-                connection.close()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{service.name} does not become ready")
             time.sleep(0.02)  # a poll with a deadline, as above
 
     def stop(self) -> None:
         """Ends all services, outermost first; kills those that do not end in time."""
-        for kinds in (("lb",), ("prefill", "decode", "mixed"), ("kvstore",), ("conductor",)):
-            group = [service for kind in kinds for service in self.of_kind(kind)]
-            end_all(group, STOP_S)
+        for kinds in (("lb",), WORKERS, ("kvstore",), ("conductor",)):
+            end_all([service for kind in kinds for service in self.of_kind(kind)], STOP_S)
         if self.redis is not None:
             self.redis.close()
             self.redis = None
-        self._ports.close()
-        if self._tls_temporary is not None:
-            self._tls_temporary.cleanup()
-            self._tls_temporary = None
-        if self._temporary is not None:
-            with contextlib.suppress(OSError):
-                self._temporary.cleanup()
-
-    # -- arguments
-
-    def _common(self, kind: str, name: str, port: int = 0) -> list[str]:
-        spec = self.spec
-        folder = self.access.folder(role_of(name), spec.prefix + name)
-        return [
-            *("--instance-id", spec.prefix + name, "--listen", f"{spec.host}:{port}"),
-            *("--metrics-listen", f"{spec.host}:{spec.metrics_port(name)}"),
-            *(() if folder is None else ("--tls-dir", str(folder))),
-            *(("--allow-insecure",) if spec.allow_insecure else ()),
-            *("--log-level", spec.log_level, "--log-format", spec.log_format, "--otlp-endpoint", spec.otlp_endpoint),
-            *spec.extra.get(kind, ()),
-        ]
-
-    def _chosen(self, *names: str) -> list[str]:
-        """Returns the options of these names in the spec, without empty ones."""
-        values = {name: getattr(self.spec, name) for name in names}
-        return [part for name, value in values.items() if value for part in (f"--{name.replace('_', '-')}", value)]
-
-    def _journal(self, name: str) -> list[str]:
-        spec = self.spec
-        return ["--journal", str(Path(spec.journal).resolve() / f"{spec.prefix}{name}.jsonl")] if spec.journal else []
-
-    def _conductor_arguments(self) -> list[str]:
-        port = self._port(self.spec.conductor_port)
-        return [*self._chosen("placement"), *self._common("conductor", "conductor", port)]
-
-    def _store_arguments(self, name: str) -> list[str]:
-        spec = self.spec
-        redis_url = self.redis.url if self.redis else ""
-        return [
-            *("--conductor", self.conductor, "--redis-url", redis_url, "--pool-mib", str(spec.store_mib)),
-            *("--transfer-listen", f"{spec.host}:0", *self._chosen("eviction")),
-            *self._common("kvstore", name),
-        ]
-
-    def _worker_arguments(self, role: str, name: str, model_name: str, folder: str) -> list[str]:
-        spec = self.spec
-        return [
-            *("--role", role, "--conductor", self.conductor, "--redis-url", self.redis.url if self.redis else ""),
-            *("--model", folder, "--served-model-name", model_name, "--engine", spec.engine),
-            *("--pool-blocks", str(spec.pool_blocks), "--block-tokens", str(spec.block_tokens)),
-            *("--dram-blocks", str(spec.dram_blocks), "--transfer-listen", f"{spec.host}:0"),
-            *self._chosen("engine_profile", "batching", "attention_kernel", "service_order", "eviction"),
-            *(*self._common("worker", name), *self._journal(name)),
-            *spec.extra.get(role, ()),
-        ]
-
-    def _lb_arguments(self, index: int) -> list[str]:
-        spec = self.spec
-        http_port, lb_port = self._lb_ports[index]
-        return [
-            *("--conductor", self.conductor, "--http-listen", f"{spec.host}:{http_port}"),
-            *("--model", spec.model, "--served-model-name", spec.served_model_name),
-            *self._chosen("api_keys_file", "routing", "more_models"),
-            *("--lame-duck-s", "0"),  # no proxy in front of it asks whether it is ready
-            *(*self._common("lb", f"lb-{index}", lb_port), *self._journal(f"lb-{index}")),
-        ]
+        self._owned.close()
 
 
 def _check_folder(folder: Path, field: str) -> None:

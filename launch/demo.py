@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import ROOT
@@ -102,8 +103,7 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
     if no_reuse:
         headers["x-pinyon-no-reuse"] = "1"
     outcome = DemoAnswer(name)
-    connection = http.client.HTTPConnection(address, timeout=REQUEST_S)
-    try:
+    with closing(http.client.HTTPConnection(address, timeout=REQUEST_S)) as connection:
         started = time.perf_counter()
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
@@ -125,8 +125,6 @@ def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int |
             outcome.report = event.get("pinyon") or outcome.report
         outcome.total_s = time.perf_counter() - started
         outcome.ttft_s = outcome.ttft_s or outcome.total_s
-    finally:
-        connection.close()
     return outcome
 
 
@@ -205,9 +203,8 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
         source: sum(outcome.report.get(f"{source}_tokens", 0) for outcome in reused)
         for source in ("local", "peer", "store")
     }
-    table = Table(title="The difference", title_justify="left")
-    for column in ("", "with reuse", "without", "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
+    columns = [Column(name, justify="right") for name in ("with reuse", "without", "ratio")]
+    table = Table("", *columns, title="The difference", title_justify="left")
     rows = (
         ("TTFT, median ms", [statistics.median(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),
         ("TTFT, mean ms", [statistics.fmean(o.ttft_s for o in run) * 1000 for run in (reused, computed)]),

@@ -9,6 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Port:
     port: int
 
 
-class HeldPorts:
+class HeldPorts(ExitStack):
     """Free ports that stay ours while nothing listens there, before a process starts and while it is dead.
 
     ``take`` any number, then ``close``. Each port is bound by a socket that never listens. The system then gives the
@@ -39,49 +40,33 @@ class HeldPorts:
     number can listen there, again and again.
     """
 
-    def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
-
     def take(self, host: str) -> int:
         """Takes a free port of ``host``, an address or a name of this machine. Raises ``OSError``."""
         address = host.strip("[]")
-        held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        self._sockets.append(held)
+        held = self.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers that listen there set it as well
         held.bind((address, 0))
         return int(held.getsockname()[1])
 
-    def close(self) -> None:
-        while self._sockets:
-            self._sockets.pop().close()
 
-
-class HeldPort:
+class HeldPort(ExitStack):
     """A port on all addresses of a host. Until ``close`` only this user's ``SO_REUSEPORT`` listeners can use it."""
 
     def __init__(self, listen: str) -> None:
         """Binds the port; 0 takes a free one. Raises :class:`Unavailable` if anything listens there already."""
+        super().__init__()
         host, port = parse_address(listen)
-        self._sockets: list[socket.socket] = []
         try:
             found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, address in dict.fromkeys(found):
-                self._sockets.append(_held(family, str(address[0]), port))
-                port = self._sockets[0].getsockname()[1]
+                port = self._hold(family, str(address[0]), port)
         except OSError as error:
             self.close()
             raise Unavailable(f"cannot listen on {listen}: {error.strerror or error}") from None
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def close(self) -> None:
-        for held in self._sockets:
-            held.close()
-        self._sockets.clear()
-
-
-def _held(family: int, host: str, port: int) -> socket.socket:
-    held = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    def _hold(self, family: int, host: str, port: int) -> int:
+        held = self.enter_context(socket.socket(family, socket.SOCK_STREAM))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -91,10 +76,7 @@ def _held(family: int, host: str, port: int) -> socket.socket:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # With SO_REUSEADDR, two parents that do not listen could both bind this port.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except OSError:
-        held.close()
-        raise
-    return held
+        return int(held.getsockname()[1])
 
 
 def port_faults(ports: Iterable[Port]) -> list[str]:

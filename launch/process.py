@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from launch.ports import is_free
 from pinyon.core.errors import DeadlineExceeded, Unavailable
@@ -31,21 +31,8 @@ _LISTENING = {"grpc": "--listen", "admin": "--admin-listen", "metrics": "--metri
 """The options that set the addresses of a service's endpoints."""
 
 
-class Child(Protocol):
-    """A started process: the part of ``subprocess.Popen`` that is used here."""
-
-    pid: int
-    returncode: int | None
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-
+Child = subprocess.Popen[bytes]
+"""A started process. Tests have some that look like it."""
 Launch = Callable[..., Child]
 """A function that starts a module as a process in a session of its own; it is called as :func:`start_module` is."""
 

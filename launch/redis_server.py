@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,28 +64,24 @@ def _version(executable: str) -> tuple[int, int]:
 
 
 class RedisServer(Process):
-    """A Redis and, if it was started here, its process. ``origin`` is url, path or embedded.
-
-    Its log is in ``folder``, which :meth:`close` deletes.
-    """
+    """A Redis and, if it was started here, its process. ``origin`` is url, path or embedded."""
 
     def __init__(
         self,
         url: str,
         origin: str,
         command: Sequence[str] = (),
-        folder: str = "",
+        log_path: Path | None = None,
         client: Mapping[str, Any] | None = None,
-        ports: HeldPorts | None = None,
+        owned: ExitStack | None = None,
     ) -> None:
-        """Takes ``client``, further arguments for clients, and ``ports``, which are closed with the server."""
-        super().__init__("redis", Path(folder) / "redis.log" if folder else None, _START_S)
+        """Takes ``client``, further arguments for clients, and ``owned``, which is closed with the server."""
+        super().__init__("redis", log_path, _START_S)
         self.url = url
         self.origin = origin
         self._command = tuple(command)
-        self._folder = folder
         self._client = client or {}
-        self._ports = ports
+        self._owned = owned or ExitStack()
 
     @property
     def shown(self) -> str:
@@ -126,11 +122,7 @@ class RedisServer(Process):
         """Ends the process if it is ours, within a bounded time."""
         end_all([self], _STOP_S)
         self.process = None
-        if self._ports is not None:
-            self._ports.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
+        self._owned.close()
 
 
 def _ping(url: str, timeout_s: float, arguments: Mapping[str, Any]) -> None:
@@ -173,8 +165,10 @@ def _client(url: str, tls_dir: Path | None) -> dict[str, Any]:
 
 def _started(executable: str, origin: str, tls_dir: Path | None = None, *, on_socket: bool = False) -> RedisServer:
     """Starts a server on a port, with TLS if there are files, or on a Unix socket, and waits until it answers."""
-    ports, folder = HeldPorts(), tempfile.mkdtemp(prefix="pinyon-redis-")  # mode 0700
-    port = "0" if on_socket else str(ports.take("127.0.0.1"))
+    owned = ExitStack()
+    temporary = tempfile.TemporaryDirectory(prefix="pinyon-redis-", ignore_cleanup_errors=True)
+    folder = owned.enter_context(temporary)  # mode 0700
+    port = "0" if on_socket else str(owned.enter_context(HeldPorts()).take("127.0.0.1"))
     if on_socket:
         path = f"{folder}/redis.sock"
         url, own = f"unix://{path}?db=0", ["--port", "0", "--unixsocket", path, "--unixsocketperm", "700"]
@@ -190,7 +184,7 @@ def _started(executable: str, origin: str, tls_dir: Path | None = None, *, on_so
         executable, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder,
         "--logfile", f"{folder}/redis.log", "--maxmemory", "256mb", "--maxmemory-policy", "noeviction", *own,
     ]  # fmt: skip
-    server = RedisServer(url, origin, command, folder, _client(url, tls_dir), ports)
+    server = RedisServer(url, origin, command, Path(folder) / "redis.log", _client(url, tls_dir), owned)
     try:
         server.start()
     except BaseException:

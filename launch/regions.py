@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.access import SuiteAccess
-from launch.cluster import ClusterSpec, LocalCluster
+from launch.cluster import ClusterSpec, LocalCluster, option
 from launch.ports import HeldPorts, Port
 from launch.process import START_S, Launch, Progress, ServiceProcess, start_module
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
@@ -28,26 +29,28 @@ class RegionsSpec:
     """The regions, each with a suite like ``cluster``.
 
     The load balancers have free ports, except the first region's. ``delays_ms`` are round trips between two regions,
-    keyed ``"one:other"`` in either order; ``delay_ms`` applies to all other pairs.
+    keyed ``"one:other"`` in either order; ``region_delay_ms`` applies to all other pairs.
     """
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
-    delay_ms: float = 0.0
+    region_delay_ms: float = option(
+        0.0, "there and back between two regions: each message takes half of it longer (default 0)", metavar="MS"
+    )
     delays_ms: Mapping[str, float] = field(default_factory=dict)
-    static_peers: bool = False
-    """True: each load balancer gets a fixed list of the others, and none replaces one that fails.
-
-    Otherwise a controller tells the load balancers about each other.
-    """
-    controller_port: int = 0
-    """The port of the controller's gRPC; 0 takes a free one."""
+    controller_port: int = option(
+        0,
+        "gRPC of the regions' controller (default 7100; 0: a free one): it tells load balancers of each other, and who "
+        "stands in for one that fails",
+        up=7100,
+    )
+    static_peers: bool = option(False, "no controller: each load balancer is told once where the others are")
     controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cluster.lbs != 1:
             raise InvalidArgument("each of these regions has one load balancer", field="lbs")
-        if not 0 <= self.delay_ms <= 5000:
+        if not 0 <= self.region_delay_ms <= 5000:
             raise InvalidArgument("a delay is from 0 to 5000 ms", field="region_delay_ms")
         if not 2 <= len(self.names) <= REGIONS_MAX or len(set(self.names)) < len(self.names):
             raise InvalidArgument(
@@ -61,20 +64,7 @@ class RegionsSpec:
     def delay(self, one: str, other: str) -> float:
         """Returns the round trip between two regions in ms."""
         found = self.delays_ms.get(f"{one}:{other}", self.delays_ms.get(f"{other}:{one}"))
-        return self.delay_ms if found is None else found
-
-
-def controller_process(
-    address: str, folder: Path, log_dir: Path, arguments: Sequence[str], launch: Launch, metrics_port: int
-) -> ServiceProcess:
-    """Returns the controller, which is not started. Its state is in ``folder``, so that it outlives restarts."""
-    host = address.rpartition(":")[0]
-    own = (
-        *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
-        *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(folder / "controller.json")),
-    )
-    log = log_dir / f"{CONTROLLER}.log"
-    return ServiceProcess(CONTROLLER, "services.controller", [*own, *arguments], log, launch)
+        return self.region_delay_ms if found is None else found
 
 
 class LocalRegions:
@@ -82,10 +72,10 @@ class LocalRegions:
 
     def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
-        self._folder = tempfile.TemporaryDirectory(prefix="pinyon-regions-")
-        self._ports = HeldPorts()
-        free_port = self._ports.take
-        root = Path(self._folder.name)
+        self._owned = ExitStack()
+        """A temporary folder and held ports, until the regions are stopped."""
+        root = Path(self._owned.enter_context(tempfile.TemporaryDirectory(prefix="pinyon-regions-")))
+        free_port = self._owned.enter_context(HeldPorts()).take
         self._log_dir = log_dir or root
         host, tls, metrics_port = spec.cluster.host, spec.cluster.tls, spec.cluster.metrics_base_port
         clusters: dict[str, ClusterSpec] = {}
@@ -100,18 +90,16 @@ class LocalRegions:
         address = ""
         if not spec.static_peers:
             address = f"{host}:{spec.controller_port or free_port(host)}"
-            self.controller = controller_process(
-                address,
-                root,
-                self._log_dir,
-                [
-                    *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
-                    *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
-                    *spec.controller_arguments,
-                ],
-                launch,
-                metrics_port,
-            )
+            arguments = [
+                *("--instance-id", CONTROLLER, "--listen", address, "--http-listen", f"{host}:0"),
+                # The state is in a file, so that it outlives restarts.
+                *("--metrics-listen", f"{host}:{metrics_port}", "--state-file", str(root / "controller.json")),
+                *(("--allow-insecure",) if spec.cluster.allow_insecure else ()),
+                *("--log-level", spec.cluster.log_level, "--log-format", spec.cluster.log_format),
+                *spec.controller_arguments,
+            ]
+            log = self._log_dir / f"{CONTROLLER}.log"
+            self.controller = ServiceProcess(CONTROLLER, "services.controller", arguments, log, launch)
         # With TLS, other load balancers connect to the admin port, which demands certificates.
         doors = {name: free_port(host) if tls else each.lb_port for name, each in clusters.items()}
         self.clusters: dict[str, LocalCluster] = {}
@@ -200,5 +188,4 @@ class LocalRegions:
             self.controller.kill()
         for cluster in self.clusters.values():
             cluster.stop()
-        self._ports.close()
-        self._folder.cleanup()
+        self._owned.close()

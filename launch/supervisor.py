@@ -53,7 +53,6 @@ class _WatchedProcess:
     """The time by which a started process must serve; None if it already does or is dead."""
     served: bool = True
     """True if the process has served since its last start."""
-    given_up: bool = False
 
 
 class Supervisor:
@@ -68,9 +67,8 @@ class Supervisor:
 
     def tick(self, now_s: float) -> None:
         """Looks at every process once; never waits for one to serve."""
-        for watched in self._watched:
-            if not watched.given_up:
-                self._look(watched, watched.process, now_s)
+        for watched in list(self._watched):
+            self._look(watched, watched.process, now_s)
 
     def _look(self, watched: _WatchedProcess, process: Process, now_s: float) -> None:
         if watched.due_s is not None:
@@ -86,7 +84,7 @@ class Supervisor:
                 watched.ready_by_s = now_s + process.start_s
         elif not process.alive:
             watched.ready_by_s = None
-            code = process.process.returncode if process.process is not None else None
+            code = None if process.process is None else process.process.returncode
             lines = [line.strip() for line in process.log_end().splitlines() if line.strip()]
             last_words = f" ({lines[-1][:SHOWN_CHARS]})" if lines and code and code > 0 else ""
             self._plan(watched, _how_it_ended(code) + last_words, now_s)
@@ -115,7 +113,7 @@ class Supervisor:
         where = "" if process.log_path is None else f"; its log: {process.log_path}"
         pause_s = restarts.died(now_s, watched.served)
         if pause_s is None:
-            watched.given_up = True
+            self._watched.remove(watched)
             message = f"{process} {how}: given up after {restarts.quick_deaths} quick deaths in a row{where}"
             self.given_up.append(message)
             self._say(message)

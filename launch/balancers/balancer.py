@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import BinaryIO, Final
 
@@ -74,15 +75,13 @@ class Balancer(ServiceProcess):
         if self.missed:
             raise Unavailable(f"{self} does not show its metrics: it hangs")
         host, port = parse_address(address)
-        connection = HTTPConnection(host, port, timeout=ANSWER_S)
         try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            page = answer.read(PAGE_BYTES_MAX + 1)
+            with closing(HTTPConnection(host, port, timeout=ANSWER_S)) as connection:
+                connection.request("GET", "/metrics")
+                answer = connection.getresponse()
+                page = answer.read(PAGE_BYTES_MAX + 1)
         except (OSError, HTTPException) as error:
             raise Unavailable(f"{self} does not show its metrics: {error}") from None
-        finally:
-            connection.close()
         if answer.status != 200 or len(page) > PAGE_BYTES_MAX:
             raise Unavailable(f"{self} does not show its metrics: status {answer.status}, {len(page)} bytes")
         return page.decode("utf-8", "replace")

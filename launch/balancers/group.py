@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from typing import Final
 
@@ -29,7 +28,6 @@ from services.lb.settings import LbSettings
 
 FAREWELL_S: Final = 10.0
 """The time to end that a process gets beyond its draining times; then it is killed."""
-QUICK_DEATHS_MAX: Final = 4
 CERTIFICATE: Final = "pinyon_certificate_not_after_seconds"
 """The metric of which only the parent's own value is shown, as it is the same for all processes."""
 
@@ -141,7 +139,7 @@ async def _serve(settings: LbSettings, context: ServiceContext, arguments: Seque
     tls = context.security.tls
     check_processes(settings, context.instance_id, "" if tls is None else tls.material.identity.instance_id)
     load_api_keys(settings.api_keys_file, shared=True)
-    with closing(HeldPort(settings.http_listen)) as held:
+    with HeldPort(settings.http_listen) as held:
         group = BalancerGroup(
             [
                 Balancer(number, [*arguments, *process_arguments(settings, context.instance_id, number, held.address)])

@@ -19,7 +19,7 @@ def regions(tmp_path: Path) -> Iterator[LocalRegions]:
     spec = cluster_spec(
         **PACED, extra={"worker": ("--max-batch", "4"), "mixed": ("--max-batch", "4"), "lb": ("--pushing", "pending")},
     )  # fmt: skip
-    with LocalRegions(RegionsSpec(("us", "eu", "ap"), spec, delay_ms=20.0), tmp_path, forked) as regions:
+    with LocalRegions(RegionsSpec(("us", "eu", "ap"), spec, region_delay_ms=20.0), tmp_path, forked) as regions:
         yield regions
 
 
@@ -77,7 +77,9 @@ def test_law_holds_whatever_fails(tmp_path: Path) -> None:
         "rules": [{"from": ["gdpr"], "to": ["gdpr"]}, {"from": ["us"], "to": ["us"]}],
     }
     policy.write_text(json.dumps(law))
-    several = RegionsSpec(("eu", "uk", "us"), spec, delay_ms=20.0, controller_arguments=("--geography", str(policy)))
+    several = RegionsSpec(
+        ("eu", "uk", "us"), spec, region_delay_ms=20.0, controller_arguments=("--geography", str(policy))
+    )
     with LocalRegions(several, tmp_path, forked) as regions:
         with Load(regions, "eu", may_fail=True) as load:
             taken_by(regions, "uk")

@@ -6,10 +6,10 @@ import argparse
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.cli.channel import add_timeout, add_tls_dir, check_role, open_channel
+from pinyon.cli.tables import table
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
@@ -46,8 +46,6 @@ def admin(arguments: argparse.Namespace) -> int:
         check_role(channel, arguments.address, arguments.role, arguments.timeout_s)
         stub = admin_pb2_grpc.AdminServiceStub(channel)
         reply = stub.Apply(admin_pb2.ApplyRequest(settings=settings), timeout=arguments.timeout_s)
-    table = Table("setting", "before", "now", box=None, pad_edge=False)
-    for each in reply.changes:
-        table.add_row(each.name, each.before, each.after)
-    Console().print(table)
+    changes = [(each.name, each.before, each.after) for each in reply.changes]
+    Console().print(table(("setting", "before", "now"), changes))
     return 0

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.cli.channel import add_conductor, add_timeout, add_tls_dir, open_channel
+from pinyon.cli.tables import table
 from pinyon.runtime.identity import CONDUCTOR
 
 _DESCRIPTION = """\
@@ -91,26 +92,22 @@ def _table(decision: conductor_pb2.ExplainedDecision) -> Table:
         del blocks[1]
     parts = [(name, f"{name}_ms") for name in PARTS]
     shown = [(name, field) for name, field in blocks + parts if any(getattr(each, field) for each in candidates)]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("instance")
-    others = any(each.others_ms for each in candidates)
-    shown_after = [("first token", "ttft_ms"), *([("others' time", "others_ms")] if others else [])]
-    for column, _ in (*shown, *shown_after):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    placement = decision.placement
-    for each in candidates:
-        note = ""
-        if each.instance_id == placement.prefill_instance_id:
-            note = "would have been taken" if decision.HasField("error") else "taken"
-        elif each.instance_id == decision.alternate_instance_id:
-            note = "the other one of the pair"
-        cells = [_cell(each, field) for _, field in (*shown, *shown_after)]
-        table.add_row(Text(each.instance_id), *cells, Text(note))
-    more = decision.candidates - 1 - len(decision.others)
-    if more > 0:
-        table.caption, table.caption_justify = f"and {more} more", "left"
-    return table
+    shown.append(("first token", "ttft_ms"))
+    if any(each.others_ms for each in candidates):
+        shown.append(("others' time", "others_ms"))
+    names = {
+        decision.alternate_instance_id: "the other one of the pair",
+        decision.placement.prefill_instance_id: "would have been taken" if decision.HasField("error") else "taken",
+    }
+    rows = [
+        (each.instance_id, *(_cell(each, field) for _, field in shown), names.get(each.instance_id, ""))
+        for each in candidates
+    ]
+    columns = ("instance", *(name for name, _ in shown), "")
+    made = table(columns, rows, right=columns[1:-1], whole=True)
+    if (more := decision.candidates - 1 - len(decision.others)) > 0:
+        made.caption, made.caption_justify = f"and {more} more", "left"
+    return made
 
 
 def _cell(each: conductor_pb2.Candidate, field: str) -> str:

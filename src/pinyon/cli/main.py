@@ -42,19 +42,15 @@ def instances(arguments: argparse.Namespace) -> int:
     with open_channel(arguments.conductor, CONDUCTOR, arguments.tls_dir) as channel:
         stub = conductor_pb2_grpc.ConductorServiceStub(channel)
         reply = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=arguments.timeout_s)
-    numbers = ("pending/running", "KV used+cached/total")
-    title = serving(reply.instances)
-    rows = table("instance", "role", "address", *numbers, "", title=title, right=numbers, whole=True)
+    rows = []
     for instance in reply.instances:
         info, load = instance.info, instance.load
         role = role_from_proto(info.role)
-        rows.add_row(
-            *(info.instance_id, role or "unspecified", info.address),
-            "–" if role is Role.STORE else f"{load.pending_requests}/{load.running_requests}",
-            f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}",
-            state_of(instance),
-        )
-    Console().print(rows)
+        requests = "–" if role is Role.STORE else f"{load.pending_requests}/{load.running_requests}"
+        blocks = f"{load.used_blocks}+{load.cached_blocks}/{info.capacity_blocks or '–'}"
+        rows.append((info.instance_id, role or "unspecified", info.address, requests, blocks, state_of(instance)))
+    columns = ("instance", "role", "address", "pending/running", "KV used+cached/total", "")
+    Console().print(table(columns, rows, serving(reply.instances), right=columns[3:5], whole=True))
     return 0
 
 

@@ -7,8 +7,6 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import add_timeout, add_tls_dir, open_channel
@@ -75,29 +73,22 @@ def regions(arguments: argparse.Namespace) -> int:
 def _print(reply: controller_pb2.ListRegionsResponse) -> None:
     federation = federation_from_proto(reply.federation)
     console = Console(highlight=False)
-    columns = ("region", "load balancer", "state", "serves", "requests", "for clients")
-    members = table(*columns, title=f"version {federation.version}")
+    members = []
     for member in federation.members:
         info = member.info
         load = reply.reports[info.lb_id].load if info.lb_id in reply.reports else None
         state = member.state.value
         if member.state is LbState.LIVE and not member.connected:
             state = "live, not connected"
-        _row(
-            members,
-            *(info.region, info.lb_id, state, served(federation, info.lb_id)),
-            "–" if load is None else f"{load.queue}+{load.in_flight}",
-            info.http_url,
-        )
-    console.print(members)
-    clusters = table("region", "cluster", "instances", "owners", "adopted by", "removed")
-    for cluster in federation.clusters:
-        _row(
-            clusters,
-            *(cluster.region, cluster.name, _instances(cluster), " ".join(cluster.owners)),
-            *(cluster.adopter, " ".join(cluster.removed)),
-        )
-    console.print(clusters)
+        requests = "–" if load is None else f"{load.queue}+{load.in_flight}"
+        members.append((info.region, info.lb_id, state, served(federation, info.lb_id), requests, info.http_url))
+    columns = ("region", "load balancer", "state", "serves", "requests", "for clients")
+    console.print(table(columns, members, f"version {federation.version}"))
+    clusters = [
+        (each.region, each.name, _instances(each), " ".join(each.owners), each.adopter, " ".join(each.removed))
+        for each in federation.clusters
+    ]
+    console.print(table(("region", "cluster", "instances", "owners", "adopted by", "removed"), clusters))
     if reply.settling:
         console.print("The controller has just started: who it does not hear may live.", style="yellow")
 
@@ -110,7 +101,3 @@ def served(federation: Federation, lb_id: str) -> str:
 
 def _instances(cluster: Cluster) -> str:
     return f"of conductor {cluster.conductor}" if cluster.conductor else " ".join(cluster.upstreams)
-
-
-def _row(shown: Table, *cells: str) -> None:
-    shown.add_row(*[Text(cell) for cell in cells])  # names are not markup

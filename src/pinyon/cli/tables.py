@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 
-def table(*columns: str, title: str = "", right: Collection[str] = (), whole: bool = False) -> Table:
-    """Returns an empty table, with the columns of numbers in ``right``.
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    *,
+    right: Collection[str] = (),
+    whole: bool = False,
+) -> Table:
+    """Returns a table, with the columns of numbers in ``right``.
 
     With ``whole``, a cell is cut, with a sign of it, where the terminal is narrow, and not broken into lines."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
@@ -19,4 +27,6 @@ def table(*columns: str, title: str = "", right: Collection[str] = (), whole: bo
             no_wrap=whole,
             overflow="ellipsis" if whole else "fold",
         )
+    for row in rows:
+        made.add_row(*[Text(cell) for cell in row])  # names come from outside: they are not markup
     return made

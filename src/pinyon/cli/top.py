@@ -30,6 +30,7 @@ from pinyon.cli.top_frame import (
     SuiteSample,
     controller_frame,
     door_of,
+    fit,
     metrics_frame,
     pinyon_samples,
     plain,
@@ -61,11 +62,9 @@ gone: one of another region serves them meanwhile, marked with a star.
 
 With --metrics, all metrics of one process by name. "q" or Ctrl-C ends it."""
 
-Draw = Callable[[int, int], list[Text]]
-"""A function that draws lines for a number of columns and rows."""
-Look = Callable[[], tuple[Draw, Sequence[str]]]
-"""A function that takes a sample and returns how to draw it, and the failures of those that did not answer, though
-others did. It raises :class:`PinyonError` if nobody did."""
+Look = Callable[[], tuple[list[Text], Sequence[str]]]
+"""A function that takes a sample and returns its lines, and the failures of those that did not answer, though others
+did. It raises :class:`PinyonError` if nobody did."""
 
 
 def add_command(commands: Any) -> None:
@@ -117,13 +116,12 @@ def _regions(arguments: argparse.Namespace) -> Look:
     check_address(address)
     samples: deque[ControllerSample] = deque(maxlen=2)
 
-    def look() -> tuple[Draw, Sequence[str]]:
+    def look() -> tuple[list[Text], Sequence[str]]:
         with open_channel(address, CONTROLLER, arguments.tls_dir) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
             reply = stub.ListRegions(controller_pb2.ListRegionsRequest(), timeout=arguments.timeout_s)
         samples.append(ControllerSample(time.monotonic(), reply))
-        now, before = samples[-1], samples[0]
-        return lambda width, height: controller_frame(now, before, width, height, f"pinyon top  {address}"), ()
+        return controller_frame(samples[-1], samples[0], f"pinyon top  {address}"), ()
 
     return look
 
@@ -135,7 +133,7 @@ def _suite(arguments: argparse.Namespace) -> Look:
     page = _Page(arguments.lb or LB_ADDRESS, arguments)
     kept: deque[SuiteSample] = deque(maxlen=SAMPLES_MAX)
 
-    def look() -> tuple[Draw, Sequence[str]]:
+    def look() -> tuple[list[Text], Sequence[str]]:
         door, instances = None, None
         failures = []
         try:
@@ -154,8 +152,7 @@ def _suite(arguments: argparse.Namespace) -> Look:
         if door is None and instances is None:
             raise Unavailable("; ".join(failures))
         kept.append(SuiteSample(time.monotonic(), door, instances, tuple(failures)))
-        samples, title = list(kept), f"pinyon top  {conductor}  {page.base}"
-        return lambda width, height: suite_frame(samples, width, height, title), failures
+        return suite_frame(kept, f"pinyon top  {conductor}  {page.base}"), failures
 
     return look
 
@@ -165,11 +162,10 @@ def _metrics(arguments: argparse.Namespace) -> Look:
     page = _Page(arguments.metrics, arguments)
     samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=2)
 
-    def look() -> tuple[Draw, Sequence[str]]:
+    def look() -> tuple[list[Text], Sequence[str]]:
         samples.append((time.monotonic(), metric_sums(page.read())))
         (before_s, before), (now_s, now) = samples[0], samples[-1]
-        title, seconds = f"pinyon top  {page.base}", now_s - before_s
-        return lambda width, height: metrics_frame(now, before, seconds, width, height, title), ()
+        return metrics_frame(now, before, now_s - before_s, f"pinyon top  {page.base}"), ()
 
     return look
 
@@ -236,38 +232,37 @@ def metric_sums(page: str) -> dict[str, float]:
 
 
 def _watch(arguments: argparse.Namespace, look: Look) -> int:
-    draw, failures = look()  # if nobody answers, it ends here, and not with an empty screen
+    lines, failures = look()  # if nobody answers, it ends here, and not with an empty screen
     every_s = max(LOOK_S, arguments.every_s)
     console = Console()
     if arguments.once or not (sys.stdout.isatty() and console.is_interactive):
         size = shutil.get_terminal_size((COLUMNS_OF_A_PIPE, ROWS_OF_A_PIPE))
-        rows = ROWS_OF_A_PIPE  # no row is left out, because the output may scroll
         time.sleep(every_s)  # rates need two looks
-        draw, failures = look()
-        for line in draw(size.columns, rows):
+        lines, failures = look()
+        for line in fit(lines, size.columns, ROWS_OF_A_PIPE):  # no row is left out, because the output may scroll
             sys.stdout.write(f"{line.plain}\n")
         return 1 if failures else 0
     with _keys(sys.stdin) as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         failure = ""
-        while _show_until(live, time.monotonic() + every_s, draw, failure, keys):
+        while _show_until(live, time.monotonic() + every_s, lines, failure, keys):
             try:
-                (draw, _), failure = look(), ""
+                (lines, _), failure = look(), ""
             except PinyonError as error:
                 failure = error.message
     return 0
 
 
-def _show_until(live: Live, until_s: float, draw: Draw, failure: str, keys: int) -> bool:
+def _show_until(live: Live, until_s: float, lines: Sequence[Text], failure: str, keys: int) -> bool:
     """Draws the lines, and anew when the window's size changes. Returns False once the user ends it."""
-    shown = None
+    drawn_for = None
     while True:
         size = live.console.size
-        if size != shown:
-            shown = size
-            lines = draw(size.width, size.height - bool(failure))
+        if size != drawn_for:
+            drawn_for = size
+            shown = fit(lines, size.width, size.height - bool(failure))
             if failure:
-                lines = [Text(f"no answer: {failure}", "red", no_wrap=True, overflow="crop"), *lines]
-            live.update(Group(*lines), refresh=True)
+                shown.insert(0, Text(f"no answer: {failure}", "red", no_wrap=True, overflow="crop"))
+            live.update(Group(*shown), refresh=True)
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return True

@@ -1,4 +1,4 @@
-"""The views of ``pinyon top`` as lines of text. Pure: samples and the size of the terminal in, lines out."""
+"""The views of ``pinyon top`` as lines of text. Pure: samples in, lines out, cut to the size of a terminal."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ TIMES = (" " * 11, ">TTFT P50", ">    P90", ">    P99", ">TBT P50", ">    P90", 
 WORKERS = ("INSTANCE", "ROLE", ">PENDING", ">RUNNING", ">TOKENS/s", ">    TBT", ">KV USED", ">CACHED", "STATE")
 
 
-def controller_frame(
-    now: ControllerSample, before: ControllerSample | None, width: int, height: int, title: str
-) -> list[Text]:
-    """Returns regions, load balancers, and as many instances as there is room for, the busiest first."""
+def controller_frame(now: ControllerSample, before: ControllerSample, title: str) -> list[Text]:
+    """Returns regions, load balancers, and the instances, the busiest first."""
     federation = federation_from_proto(now.reply.federation)
     live = sum([member.state is LbState.LIVE for member in federation.members])
     adopted = sum([bool(cluster.adopter) for cluster in federation.clusters])
@@ -58,23 +56,20 @@ def controller_frame(
     instances = _instances(now.reply.reports)
     if instances:
         lines += [Text(""), *instances]
-    return fit(lines, width, height)
+    return lines
 
 
-def metrics_frame(
-    now: Mapping[str, float], before: Mapping[str, float], seconds: float, width: int, height: int, title: str
-) -> list[Text]:
+def metrics_frame(now: Mapping[str, float], before: Mapping[str, float], seconds: float, title: str) -> list[Text]:
     """Returns one process's own figures by name; those whose names end in ``_total`` also as a rate."""
     rows = []
     for name, value in sorted(now.items()):
         counted = name in before and name.endswith("_total")
         rows.append((name, f"{value:g}", per_second(value - before[name], seconds) if counted else NOTHING))
-    return fit([Text(title, "bold"), *table(METRICS, rows)], width, height)
+    return [Text(title, "bold"), *table(METRICS, rows)]
 
 
-def _members(now: ControllerSample, before: ControllerSample | None, federation: Federation) -> list[Text]:
+def _members(now: ControllerSample, before: ControllerSample, federation: Federation) -> list[Text]:
     rows, styles = [], []
-    before = before or now
     for member in sorted(federation.members, key=lambda each: (each.info.region, each.info.lb_id)):
         lb_id = member.info.lb_id
         state = member.state.value
@@ -253,7 +248,7 @@ def _bound(text: str) -> float:
     return bound
 
 
-def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: str) -> list[Text]:
+def suite_frame(samples: Sequence[SuiteSample], title: str) -> list[Text]:
     """Returns the lines for these samples, the oldest first.
 
     They show how things are now, and rates and percentiles since the sample before, over the last minute, and since the
@@ -268,7 +263,7 @@ def suite_frame(samples: Sequence[SuiteSample], width: int, height: int, title: 
         lines += [Text(""), *table(TIMES, [_times(*row) for row in rows])]
     if now.instances:
         lines += [Text(""), *_suite_instances(now.instances)]
-    return fit(lines, width, height)
+    return lines
 
 
 def _summary(now: SuiteSample) -> str:
@@ -379,12 +374,8 @@ def _suite_instances(instances: Sequence[conductor_pb2.Instance]) -> list[Text]:
                 *((NOTHING, NOTHING) if store else (str(load.pending_requests), str(load.running_requests))),
                 f"{batch / tbt_s:.1f}" if tbt_s > 0 else NOTHING,
                 _seconds(tbt_s or None),
-                *(_share(blocks, info.capacity_blocks) for blocks in (load.used_blocks, load.cached_blocks)),
+                *(share(blocks, info.capacity_blocks) for blocks in (load.used_blocks, load.cached_blocks)),
                 state,
             )
         )
     return table(WORKERS, rows, styles)
-
-
-def _share(blocks: int, capacity: int) -> str:
-    return f"{blocks / capacity:.0%}" if capacity else NOTHING

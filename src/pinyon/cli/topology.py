@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv6Address
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from pinyon.cli.tables import table
 from pinyon.core.errors import InvalidArgument
@@ -62,28 +61,25 @@ def topology(arguments: argparse.Namespace) -> int:
 
 
 def _print_host(console: Console, inventory: Inventory) -> None:
-    nodes = table("node", "CPUs")
-    for node in inventory.nodes:
-        nodes.add_row(f"cpu:{node.id}", _ranges(node.cpus) or "none")
-    _print_section(console, "NUMA nodes", nodes)
-    if inventory.gpus:
-        gpus = table("GPU", "node", "PCI address")
-        for gpu in inventory.gpus:
-            gpus.add_row(f"cuda:{gpu.index}", _node(gpu.numa), gpu.pci[-1] if gpu.pci else "")
-        _print_section(console, "GPUs", gpus)
+    nodes = [(f"cpu:{node.id}", _ranges(node.cpus) or "none") for node in inventory.nodes]
+    _print_section(console, "NUMA nodes", ("node", "CPUs"), nodes)
+    gpus = [(f"cuda:{gpu.index}", _node(gpu.numa), gpu.pci[-1] if gpu.pci else "") for gpu in inventory.gpus]
+    if gpus:
+        _print_section(console, "GPUs", ("GPU", "node", "PCI address"), gpus)
 
 
 def _print_nics(console: Console, inventory: Inventory) -> None:
     used = (*usable_nics(inventory, "rdma"), *usable_nics(inventory, "tcp"))
-    nics = table("NIC", "kind", "speed", "node", "state", "PCI address", "address")
-    for nic in used:
-        nics.add_row(
+    columns = ("NIC", "kind", "speed", "node", "state", "PCI address", "address")
+    rows = [
+        (
             *(nic.name, nic.kind, _speed(nic.speed_mbit), _node(nic.numa), "up" if nic.up else "down"),
-            nic.pci[-1] if nic.pci else "",
-            _address(nic),
+            *(nic.pci[-1] if nic.pci else "", _address(nic)),
         )
+        for nic in used
+    ]
     if used:
-        _print_section(console, "NICs", nics)
+        _print_section(console, "NICs", columns, rows)
     if not any(nic.kind == "rdma" for nic in used):
         console.print("No RDMA NICs here; transfers between hosts use tcp.\n")
     left = [f"{nic.name} ({_why(nic)})" for nic in inventory.nics if nic not in used]
@@ -92,14 +88,12 @@ def _print_nics(console: Console, inventory: Inventory) -> None:
 
 
 def _print_matrix(console: Console, matrix: Topology, source: str) -> None:
-    rows = table("memory", "preferred", "secondary")
-    for location, (preferred, secondary) in matrix.rows.items():
-        rows.add_row(location, " ".join(preferred) or "–", " ".join(secondary) or "–")
-    _print_section(console, f"Topology matrix ({source})", rows)
+    rows = [(location, *(" ".join(nics) or "–" for nics in both)) for location, both in matrix.rows.items()]
+    _print_section(console, f"Topology matrix ({source})", ("memory", "preferred", "secondary"), rows)
 
 
-def _print_section(console: Console, title: str, shown: Table) -> None:
-    console.print(f"[italic]{title}[/italic]", shown, "", sep="\n")
+def _print_section(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    console.print(f"[italic]{title}[/italic]", table(columns, rows), "", sep="\n")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

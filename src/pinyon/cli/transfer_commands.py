@@ -309,31 +309,25 @@ def _as_json(points: Sequence[_Point], stats: TransferStats) -> dict[str, Any]:
 
 def _show(points: Sequence[_Point], stats: TransferStats) -> None:
     console = Console()
-    numbers = ("request", "batch", "GB/s", "p50 us", "p99 us", "transfers")
-    rows = table("op", *numbers, right=numbers, whole=True)
-    for point in points:
-        rows.add_row(
-            point.op,
-            size_text(point.request_bytes),
-            str(point.batch),
-            f"{point.gb_s:.3f}",
-            f"{point.p50_us:.0f}",
-            f"{point.p99_us:.0f}",
-            str(point.transfers),
+    rows = [
+        (
+            *(point.op, size_text(point.request_bytes), str(point.batch), f"{point.gb_s:.3f}"),
+            *(f"{point.p50_us:.0f}", f"{point.p99_us:.0f}", str(point.transfers)),
         )
-    console.print(rows)
-    figures = ("GB", "share", "chains", "short way", "failures")
-    paths = table("transport", "NIC here", "NIC there", *figures, title="\npaths", right=figures, whole=True)
+        for point in points
+    ]
+    columns: tuple[str, ...] = ("op", "request", "batch", "GB/s", "p50 us", "p99 us", "transfers")
+    console.print(table(columns, rows, right=columns[1:], whole=True))
     total = sum(one.nbytes for one in stats.paths) or 1
-    for one in sorted(stats.paths, key=lambda one: -one.nbytes):
-        failures = ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none"
-        paths.add_row(
-            *(one.path.transport, one.path.local_nic or "-", one.path.remote_nic or "-"),
-            f"{one.nbytes / 1e9:.2f}",
-            f"{one.nbytes / total:.0%}",
-            *(str(one.chains), str(one.short)),
-            failures,
+    paths = [
+        (
+            *(one.path.transport, one.path.local_nic or "-", one.path.remote_nic or "-", f"{one.nbytes / 1e9:.2f}"),
+            *(f"{one.nbytes / total:.0%}", str(one.chains), str(one.short)),
+            ", ".join(f"{count} {reason}" for reason, count in sorted(one.failures.items())) or "none",
         )
-    console.print(paths)
+        for one in sorted(stats.paths, key=lambda one: -one.nbytes)
+    ]
+    columns = ("transport", "NIC here", "NIC there", "GB", "share", "chains", "short way", "failures")
+    console.print(table(columns, paths, "\npaths", right=columns[3:], whole=True))
     if stats.retries:
         console.print(f"{stats.retries} chains were sent again")

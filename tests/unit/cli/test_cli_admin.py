@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
-from pinyon.api.lb.v1 import lb_pb2
 from pinyon.cli import main
 
 
@@ -24,18 +18,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
 
 @pytest.fixture
-def balancer() -> Iterator[tuple[str, Admin]]:
-    """Yields the address of a server that its health service calls a load balancer, and its admin servicer."""
-    pool, admin, names = ThreadPoolExecutor(2), Admin(), health.HealthServicer()
-    names.set(lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    server = grpc.server(pool)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-    health_pb2_grpc.add_HealthServicer_to_server(names, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}", admin
-    server.stop(None).wait()
-    pool.shutdown()
+def balancer(serve) -> tuple[str, Admin]:
+    """The address of a load balancer that is not ready, and its admin servicer."""
+    admin = Admin()
+    return serve(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin, ready=False)[0], admin
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
@@ -32,25 +26,9 @@ class Balancer(lb_pb2_grpc.LbServiceServicer):
 
 
 @pytest.fixture
-def balancer() -> Iterator[tuple[str, Balancer]]:
-    pool, balancer, names = ThreadPoolExecutor(4), Balancer(), health.HealthServicer()
-    names.set(lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name, health_pb2.HealthCheckResponse.SERVING)
-    server = grpc.server(pool)
-    lb_pb2_grpc.add_LbServiceServicer_to_server(balancer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(names, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}", balancer
-    server.stop(None).wait()
-    pool.shutdown()
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    path = tmp_path / "trace.jsonl"
-    rows = [{"timestamp": n, "input_length": 9, "output_length": 1, "hash_ids": [n]} for n in range(2)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def balancer(serve) -> tuple[str, Balancer]:
+    balancer = Balancer()
+    return serve(lb_pb2_grpc.add_LbServiceServicer_to_server, balancer)[0], balancer
 
 
 def asked(command: str, trace: str, address: str) -> list[str]:

@@ -7,17 +7,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
 from pinyon.cli import main
-from tests.unit.cli.lab_commands import write
 
 HANG_S = 60.0
 
@@ -25,18 +20,11 @@ HANG_S = 60.0
 class Balancer(lb_pb2_grpc.LbServiceServicer):
     """A load balancer that answers the first request, and calls ``then`` at the second."""
 
-    def __init__(self) -> None:
+    def __init__(self, serve) -> None:
         self.asked = 0
         self.then: Callable[[], object] = lambda: None
         self.over = threading.Event()
-        self.pool = ThreadPoolExecutor(4)
-        self.server = grpc.server(self.pool)
-        lb_pb2_grpc.add_LbServiceServicer_to_server(self, self.server)
-        names = health.HealthServicer()
-        names.set(lb_pb2.DESCRIPTOR.services_by_name["LbService"].full_name, health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(names, self.server)
-        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
+        self.address, self.server = serve(lb_pb2_grpc.add_LbServiceServicer_to_server, self)
 
     def Generate(self, request, context):
         self.asked += 1
@@ -49,18 +37,10 @@ class Balancer(lb_pb2_grpc.LbServiceServicer):
 
 
 @pytest.fixture
-def balancer() -> Iterator[Balancer]:
-    balancer = Balancer()
+def balancer(serve) -> Iterator[Balancer]:
+    balancer = Balancer(serve)
     yield balancer
     balancer.over.set()
-    balancer.server.stop(None).wait()
-    balancer.pool.shutdown()
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> str:
-    rows = [{"timestamp": n, "input_length": 9, "output_length": 1, "hash_ids": [n]} for n in range(3)]
-    return write(tmp_path / "trace.jsonl", rows)
 
 
 def interrupted(balancer, trace, tmp_path, capsys, *more):

@@ -116,12 +116,12 @@ def test_a_port_that_is_taken_is_not_shared(reuse_port: bool) -> None:
 
 def test_a_port_has_one_holder() -> None:
     """The port is held even before any process listens there."""
-    with closing(HeldPort("127.0.0.1:0")) as held, pytest.raises(Unavailable, match="in use"):
+    with HeldPort("127.0.0.1:0") as held, pytest.raises(Unavailable, match="in use"):
         HeldPort(held.address)
 
 
 def test_who_asks_for_it_may_listen_at_a_port_that_is_held() -> None:
-    with closing(HeldPort("127.0.0.1:0")) as held:
+    with HeldPort("127.0.0.1:0") as held:
         port = int(held.address.rpartition(":")[2])
         with (
             closing(socket.create_server(("127.0.0.1", port), reuse_port=True)) as one,

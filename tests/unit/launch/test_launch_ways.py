@@ -18,23 +18,17 @@ from pinyon.runtime.metrics import MetricsServer
 
 
 @pytest.fixture
-def counters() -> dict[str, Counter]:
-    registry = CollectorRegistry()
-    labels = ("transport", "local_nic", "remote_nic")
-    made = {"path": Counter("pinyon_transfer_path_bytes", "moved", labels, registry=registry)}
+def cluster(tmp_path: Path) -> Iterator[Any]:
+    """A cluster of one service, with the counters of what that one has moved."""
+    registry, labels = CollectorRegistry(), ("transport", "local_nic", "remote_nic")
+    counters = {"path": Counter("pinyon_transfer_path_bytes", "moved", labels, registry=registry)}
     for name in ("put", "get"):
-        made[name] = Counter(f"pinyon_kvstore_{name}_bytes", name, registry=registry)
-    made["registry"] = registry  # type: ignore[assignment]
-    return made
-
-
-@pytest.fixture
-def cluster(counters: dict[str, Any], tmp_path: Path) -> Iterator[Any]:
-    server = MetricsServer("127.0.0.1:0", counters["registry"])
+        counters[name] = Counter(f"pinyon_kvstore_{name}_bytes", name, registry=registry)
+    server = MetricsServer("127.0.0.1:0", registry)
     log = tmp_path / "worker.log"
     log.write_text("I ready\nI not using shm with a peer on this host: the kernel forbids it\n")
     service = SimpleNamespace(alive=True, endpoints={"metrics": server.address}, log_path=log)
-    yield SimpleNamespace(services={"worker": service})
+    yield SimpleNamespace(services={"worker": service}, **counters)
     server.close()
 
 
@@ -44,11 +38,11 @@ def shown(cluster: Any) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def test_the_bytes_of_each_way_and_of_the_store(counters: dict[str, Any], cluster: Any) -> None:
-    counters["path"].labels("shm", "", "").inc(12_340_000)
-    counters["path"].labels("tcp", "eth0", "eth1").inc(100_000)  # a trial transfer of the engine
-    counters["put"].inc(3_000_000)
-    counters["get"].inc(1_500_000)
+def test_the_bytes_of_each_way_and_of_the_store(cluster: Any) -> None:
+    cluster.path.labels("shm", "", "").inc(12_340_000)
+    cluster.path.labels("tcp", "eth0", "eth1").inc(100_000)  # a trial transfer of the engine
+    cluster.put.inc(3_000_000)
+    cluster.get.inc(1_500_000)
     assert shown(cluster) == [
         "KV moved between processes: 12.3 MB by shm, 0.1 MB by tcp; 3.0 MB of it into the KV store, 1.5 MB out of it."
     ]
@@ -58,10 +52,10 @@ def test_the_bytes_of_each_way_and_of_the_store(counters: dict[str, Any], cluste
     ("unavailable", "reason"), [(None, "the kernel forbids it"), ("no process_vm_readv", "no process_vm_readv")]
 )
 def test_why_it_was_not_shm(
-    counters: dict[str, Any], cluster: Any, monkeypatch: pytest.MonkeyPatch, unavailable: str | None, reason: str
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, unavailable: str | None, reason: str
 ) -> None:
     monkeypatch.setattr(demo, "shm_available", lambda: unavailable)
-    counters["path"].labels("tcp", "", "").inc(1_000_000)
+    cluster.path.labels("tcp", "", "").inc(1_000_000)
     first, second = shown(cluster)
     assert "0.0 MB by shm, 1.0 MB by tcp" in first
     assert second == f"Not by shm, though all are on this host: {reason}"
