@@ -6,9 +6,10 @@ import asyncio
 import math
 import secrets
 from pathlib import Path
+from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.federation.members import LbInfo, LbLoad
+from pinyon.federation.members import LbInfo
 from pinyon.federation.registry import LbRegistry
 from pinyon.federation.view import Federation
 from pinyon.runtime.channel import Channels
@@ -91,7 +92,7 @@ class Control:
         self.registry.update(session, info)
         self.settle()
 
-    def heard(self, session: int, load: LbLoad | None, latencies_ms: dict[str, float], draining: bool) -> bool:
+    def heard(self, session: int, load: Any, latencies_ms: dict[str, float], draining: bool) -> bool:
         """Records a report. Returns False if the load balancer has another session by now."""
         before = self.registry.awaits(session, draining)
         heard = self.registry.heard(session, load, latencies_ms, draining, self._clock())

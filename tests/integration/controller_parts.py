@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from launch.process import ServiceProcess
-from pinyon.api.controller.v1 import controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
+from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.view import Cluster, Federation
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.runtime.channel import open_channel
@@ -51,7 +51,7 @@ class StubLb:
         self.controller = controller
         self.told: list[Federation] = []
         self.latencies_ms: dict[str, float] = {}
-        self.load = LbLoad()
+        self.load = controller_pb2.LoadBalancerLoad()
         self.draining = False
         self.health = Health()
         self._port: socket.socket | None = None

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
+from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_MAX
 from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import federation_to_proto, lb_info_to_proto
@@ -238,7 +238,9 @@ async def test_a_stranger_cannot_add_servers_to_other_clusters():
 
 async def test_reports_and_the_list_of_regions():
     async with running_controller() as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
-        a.load = LbLoad(queue=3, instances=2, forwarded_by_region={"b": 7}, per_instance=(MemberLoad("i", 1, 2, 3),))
+        a.load = controller_pb2.LoadBalancerLoad(
+            queue=3, instances=2, forwarded_by_region={"b": 7}, per_instance=[{"name": "i", "outstanding": 3}]
+        )
         a.latencies_ms = {"b-0": 12.5}
         a.session.wake()
         async with stub_of(address) as stub, asyncio.timeout(WAIT_S):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import FailedPrecondition
-from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
+from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import LbRegistry
 from pinyon.federation.takeover import Standing, assign
 from pinyon.federation.view import Federation
@@ -205,7 +205,7 @@ class World:
                     lb.session = registry.register(lb.info, self.now_s)
                     if lb.known is not None and registry.settling(self.now_s):
                         registry.recover(lb.known, self.now_s)
-                assert registry.heard(lb.session, LbLoad(), {}, lb.draining, self.now_s)
+                assert registry.heard(lb.session, None, {}, lb.draining, self.now_s)
             elif not (lb.runs and lb.frozen and not lb.cut):
                 registry.lost(lb.session, self.now_s)  # a frozen one keeps its connection
                 lb.session = 0
@@ -313,10 +313,10 @@ def test_a_boot_that_was_replaced_does_not_come_back():
     old, new = LbInfo("x", "1", "a", "x:1"), LbInfo("x", "2", "a", "x:1")
     first = registry.register(old, 0.0)
     second = registry.register(new, 1.0)
-    assert not registry.heard(first, LbLoad(queue=9), {}, False, 2.0), "what an older boot says is void"
+    assert not registry.heard(first, "9 wait", {}, False, 2.0), "what an older boot says is void"
     registry.lost(first, 2.0)
     registry.left(first, 2.0)
-    assert registry.heard(second, LbLoad(queue=1), {}, False, 2.0)
+    assert registry.heard(second, "1 waits", {}, False, 2.0)
     with pytest.raises(FailedPrecondition):
         registry.register(old, 3.0)
     later = LbRegistry("e", 10.0)

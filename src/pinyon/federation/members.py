@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from pinyon.federation.distances import Position
@@ -49,33 +48,3 @@ class LbInfo:
     clusters: tuple[OwnedCluster, ...] = ()
     position: Position | None = None
     """The position of its region."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLoad:
-    """Requests at one instance, as one load balancer sees it."""
-
-    name: str
-    pending: int = 0
-    """Requests accepted, and not yet in a batch."""
-    running: int = 0
-    outstanding: int = 0
-    """Requests sent there by this load balancer, and not ended."""
-    available: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LbLoad:
-    """A load balancer's report. Totals count from its start."""
-
-    queue: int = 0
-    in_flight: int = 0
-    available_instances: int = 0
-    instances: int = 0
-    forwarded_total: int = 0
-    accepted_total: int = 0
-    hit_chunks_total: int = 0
-    asked_chunks_total: int = 0
-    forwarded_by_region: Mapping[str, int] = field(default_factory=dict)
-    accepted_by_region: Mapping[str, int] = field(default_factory=dict)
-    per_instance: tuple[MemberLoad, ...] = ()

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
 from pinyon.federation.distances import Distances, Pair, Position
-from pinyon.federation.members import LbInfo, LbLoad, LbState
+from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.takeover import assign
 from pinyon.federation.view import ClusterName, Federation, Member, RegionView
 from pinyon.federation.watched import Timing, WatchedBalancer
@@ -119,10 +120,8 @@ class LbRegistry:
         member.info, member.registered = info, self._serial
         self._publish()
 
-    def heard(
-        self, session: int, load: LbLoad | None, latencies_ms: Mapping[str, float], draining: bool, now_s: float
-    ) -> bool:
-        """Records a report. Returns False if the session is void."""
+    def heard(self, session: int, load: Any, latencies_ms: Mapping[str, float], draining: bool, now_s: float) -> bool:
+        """Records a report, with ``load`` if it is not None. Returns False if the session is void."""
         member = self._of(session)
         if member is None:
             return False

@@ -15,14 +15,13 @@ from contextlib import suppress
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
-from pinyon.federation.members import LbInfo, LbLoad
+from pinyon.federation.members import LbInfo
 from pinyon.federation.view import Cluster, Federation
 from pinyon.messages.federation import (
     LATENCIES_MAX,
     federation_from_proto,
     federation_to_proto,
     lb_info_to_proto,
-    lb_load_to_proto,
 )
 from pinyon.runtime.channel import OpenSession, open_session
 from pinyon.runtime.duplex import Dialed, Method, Redialer
@@ -56,7 +55,7 @@ class ControllerSession:
         self,
         address: str,
         on_federation: Callable[[Federation], None],
-        load: Callable[[], LbLoad],
+        load: Callable[[], controller_pb2.LoadBalancerLoad],
         latencies_ms: Callable[[], Mapping[str, float]] = dict,
         draining: Callable[[], bool] = lambda: False,
         connect: OpenSession = open_session,
@@ -170,4 +169,4 @@ class ControllerSession:
             if lb_id not in told_ms or abs(now_ms - told_ms[lb_id]) > LATENCY_CHANGE * told_ms[lb_id]
         }
         self._told_ms = told_ms | news
-        return Request(load=lb_load_to_proto(self._load()), latencies_ms=news, draining=self._draining())
+        return Request(load=self._load(), latencies_ms=news, draining=self._draining())

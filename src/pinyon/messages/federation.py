@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -15,7 +14,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
+from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, Member, RegionView
@@ -40,15 +39,6 @@ _Check = Callable[[Any, str], Any]
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATE_NUMBERS, _STATES = numbered(LbState, controller_pb2, "LB_STATE")
-
-_COUNTS = (
-    *("queue", "in_flight", "available_instances", "instances"),
-    *("forwarded_total", "accepted_total", "hit_chunks_total", "asked_chunks_total"),
-)
-"""Counts of a load report with the same name in message and value."""
-_counts: Callable[[Any], tuple[int, ...]] = attrgetter(*_COUNTS)
-_OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
-_of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
 
 
 check_region = check_geography
@@ -167,37 +157,14 @@ def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> Own
     return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_region(named, f"{field}.name"))
 
 
-def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
-    """Returns a load report; instances and regions beyond its maximum are left out."""
-    return controller_pb2.LoadBalancerLoad(
-        **dict(zip(_COUNTS, _counts(load), strict=True)),
-        forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
-        accepted_by_region=dict(list(load.accepted_by_region.items())[:REGIONS_MAX]),
-        per_instance=[
-            controller_pb2.InstanceLoad(**dict(zip(_OF_INSTANCE, _of_instance(each), strict=True)))
-            for each in load.per_instance[:INSTANCES_MAX]
-        ],
-    )
-
-
-def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
-    """Returns a checked load report. Raises :class:`InvalidArgument`."""
-    few = _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
-    return LbLoad(
-        **dict(zip(_COUNTS, _counts(message), strict=True)),
-        forwarded_by_region=_by_region(message.forwarded_by_region, "load.forwarded_by_region"),
-        accepted_by_region=_by_region(message.accepted_by_region, "load.accepted_by_region"),
-        per_instance=tuple([_instance_load(each) for each in few]),
-    )
-
-
-def _instance_load(message: controller_pb2.InstanceLoad) -> MemberLoad:
-    check_text(message.name, "load.per_instance.name", URL_CHARS_MAX)
-    return MemberLoad(*_of_instance(message))
-
-
-def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
-    return {check_region(name, field): count for name, count in _few(counts, REGIONS_MAX, field).items()}
+def check_load(load: controller_pb2.LoadBalancerLoad) -> controller_pb2.LoadBalancerLoad:
+    """Returns a load report that is within its limits. Raises :class:`InvalidArgument` for another one."""
+    for each in _few(load.per_instance, INSTANCES_MAX, "load.per_instance"):
+        check_text(each.name, "load.per_instance.name", URL_CHARS_MAX)
+    for field in ("forwarded_by_region", "accepted_by_region"):
+        for name in _few(getattr(load, field), REGIONS_MAX, f"load.{field}"):
+            check_region(name, f"load.{field}")
+    return load
 
 
 def latencies_from_proto(latencies_ms: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbLoad
+from pinyon.federation.members import LbInfo
 from pinyon.federation.view import Cluster, Federation, RegionView
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.messages.federation import federation_to_proto
@@ -65,7 +65,7 @@ class Bench:
         self.session = ControllerSession(
             address,
             self.federations.put_nowait,
-            lambda: LbLoad(queue=7),
+            lambda: controller_pb2.LoadBalancerLoad(queue=7),
             lambda: self.latencies_ms,
             clock=lambda: self.now_s,
             period_s=3600,
@@ -164,7 +164,7 @@ async def test_one_that_cannot_take_it_goes_on():
 
 
 async def test_without_a_controller_there_is_nothing():
-    session = ControllerSession("", lambda _: None, LbLoad)
+    session = ControllerSession("", lambda _: None, controller_pb2.LoadBalancerLoad)
     session.start(INFO)
     assert not session.connected
     assert session.adopted() == ()

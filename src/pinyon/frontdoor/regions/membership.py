@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
+from pinyon.api.controller.v1 import controller_pb2
+from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.view import Federation
 from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
@@ -15,11 +17,11 @@ from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.regions.links import RegionLinks
 from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.served_models import ServedModels
+from pinyon.messages.federation import INSTANCES_MAX, REGIONS_MAX
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 
 LOOK_S = 1.0
-INSTANCES_MAX = 256
 
 _log = get_logger("lb.regions")
 
@@ -74,16 +76,21 @@ class RegionMembership:
 
     # -- what the controller is told
 
-    def load(self) -> LbLoad:
+    def load(self) -> controller_pb2.LoadBalancerLoad:
+        """Returns the load report, without instances and regions beyond its limits."""
         hits, asked = self.models.hits()
         instances = [
-            MemberLoad(
-                target.name, max(0, target.report.pending), max(0, target.report.running), target.outstanding, available
+            controller_pb2.InstanceLoad(
+                name=target.name,
+                pending=max(0, target.report.pending),
+                running=max(0, target.report.running),
+                outstanding=target.outstanding,
+                available=available,
             )
             for target, available in self.models.instances()
         ]
         forwarded, accepted = self.metrics.forwarded.by_label(), self.metrics.accepted.by_label()
-        return LbLoad(
+        return controller_pb2.LoadBalancerLoad(
             queue=self.line.queued,
             in_flight=self.line.in_flight,
             available_instances=sum(each.available for each in instances),
@@ -92,9 +99,9 @@ class RegionMembership:
             accepted_total=sum(accepted.values()),
             hit_chunks_total=hits,
             asked_chunks_total=asked,
-            forwarded_by_region=forwarded,
-            accepted_by_region=accepted,
-            per_instance=tuple(instances[:INSTANCES_MAX]),
+            forwarded_by_region=dict(islice(forwarded.items(), REGIONS_MAX)),
+            accepted_by_region=dict(islice(accepted.items(), REGIONS_MAX)),
+            per_instance=instances[:INSTANCES_MAX],
         )
 
     def latencies_ms(self) -> dict[str, float]:
