@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pinyon.core.clock import Clock
-from pinyon.federation.members import LbInfo
 from pinyon.federation.registry import LbRegistry
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended

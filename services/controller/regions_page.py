@@ -14,9 +14,8 @@ from urllib.parse import parse_qsl
 
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.federation.distances import Distances, Position
-from pinyon.federation.members import LbState
 from pinyon.federation.nearest import NearRegion, nearest
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbState
 from pinyon.routing.geography import ANYWHERE, Geography
 
 QUERY_CHARS_MAX = 1024

@@ -15,7 +15,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.distances import parse_position
-from pinyon.federation.members import LbInfo, OwnedCluster
+from pinyon.federation.view import LbInfo, OwnedCluster
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from launch.process import ServiceProcess
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, OwnedCluster
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.runtime.channel import open_channel
 from services.controller.app import Controller, build

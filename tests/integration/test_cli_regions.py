@@ -16,7 +16,7 @@ import pytest
 
 from pinyon.api.controller.v1.controller_pb2 import LoadBalancerLoad
 from pinyon.cli import main
-from pinyon.federation.members import OwnedCluster
+from pinyon.federation.view import OwnedCluster
 from tests.integration.controller_parts import WAIT_S, StubLb, running_controller, spin
 from tests.tcp_server import tcp_server
 

@@ -18,9 +18,8 @@ from prometheus_client import CollectorRegistry
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_MAX
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, OwnedCluster
 from pinyon.messages.federation import federation_to_proto, lb_info_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import peer_name

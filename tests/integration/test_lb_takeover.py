@@ -11,7 +11,7 @@ import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.federation.members import LbState
+from pinyon.federation.view import LbState
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import Bench, expected_text, spin

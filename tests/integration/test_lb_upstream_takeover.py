@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbState
+from pinyon.federation.view import LbState
 from pinyon.frontdoor.upstreams.url import UpstreamKeys
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import spin

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import FailedPrecondition
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import LbRegistry
 from pinyon.federation.takeover import Standing, assign
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo, LbState, OwnedCluster
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 from tests.long import usually

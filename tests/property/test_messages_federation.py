@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster, RegionView
 from pinyon.messages.federation import (
     check_instance,
     check_load,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
-from pinyon.federation.members import OwnedCluster
-from pinyon.federation.view import Cluster, ClusterName, Federation
+from pinyon.federation.view import Cluster, ClusterName, Federation, OwnedCluster
 from pinyon.federation.watched import WatchedBalancer
 
 CHANGES_MAX = 1024

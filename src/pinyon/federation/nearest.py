@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.federation.distances import Distances, Position
-from pinyon.federation.members import LbState
-from pinyon.federation.view import Federation, Member, RegionView
+from pinyon.federation.view import Federation, LbState, Member, RegionView
 from pinyon.routing.geography import Geography
 
 

@@ -14,9 +14,8 @@ from typing import Any
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
 from pinyon.federation.distances import Distances, Pair, Position
-from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.takeover import assign
-from pinyon.federation.view import ClusterName, Federation, Member, RegionView
+from pinyon.federation.view import ClusterName, Federation, LbInfo, LbState, Member, RegionView
 from pinyon.federation.watched import Timing, WatchedBalancer
 from pinyon.routing.geography import Geography
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pinyon.federation.members import LbInfo, LbState
 from pinyon.federation.takeover import Standing
+from pinyon.federation.view import LbInfo, LbState
 
 DISPLACED_MAX = 8
 DOUBLINGS_MAX = 16

@@ -15,8 +15,7 @@ from contextlib import suppress
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
-from pinyon.federation.members import LbInfo
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Cluster, Federation, LbInfo
 from pinyon.messages.federation import (
     LATENCIES_MAX,
     federation_from_proto,

@@ -14,10 +14,9 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster, RegionView
 from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import check_address, check_id, check_text
 from pinyon.messages.enums import numbered

@@ -13,8 +13,7 @@ from pinyon.api.controller.v1 import controller_pb2
 from pinyon.cli.top import _Page, metric_sums
 from pinyon.cli.top_frame import ControllerSample, controller_frame, metrics_frame
 from pinyon.core.errors import Unavailable
-from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, RegionView
 from pinyon.messages.federation import federation_to_proto
 
 FEDERATION = Federation(

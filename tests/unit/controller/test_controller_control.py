@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo, LbState, OwnedCluster
 from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import _write

@@ -8,9 +8,8 @@ import pytest
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
 from pinyon.federation.clusters import CHANGES_MAX
-from pinyon.federation.members import LbInfo, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_JUMP, LbRegistry
-from pinyon.federation.view import Cluster, Federation, Member
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 

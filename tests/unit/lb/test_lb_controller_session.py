@@ -7,8 +7,7 @@ import asyncio
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbInfo
-from pinyon.federation.view import Cluster, Federation, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, RegionView
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.messages.federation import federation_to_proto
 

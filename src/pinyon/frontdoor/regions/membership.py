@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from pinyon.api.controller.v1 import controller_pb2
-from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo, LbState
 from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.line import Line
