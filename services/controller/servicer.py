@@ -90,7 +90,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 
         try:
             take(first)
-            await stream.run(take, self._control.announcer.messages())
+            await stream.run(take, self._control.messages())
         finally:
             self._control.lost(session)
 

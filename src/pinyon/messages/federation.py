@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
@@ -207,21 +205,6 @@ def federation_from_proto(message: controller_pb2.Federation) -> Federation:
         members=tuple([_member(each, "load_balancers") for each in members]),
         clusters=tuple([Cluster(**_from_proto(each, _CLUSTER, "clusters")) for each in clusters]),
     )
-
-
-def federation_to_json(federation: Federation) -> dict[str, Any]:
-    return MessageToDict(federation_to_proto(federation))
-
-
-def federation_from_json(said: Any) -> Federation:
-    """Returns the federation, ignoring fields of later versions.
-
-    Raises :class:`InvalidArgument` for invalid fields, and ``ValueError`` for a document that is no federation.
-    """
-    try:
-        return federation_from_proto(ParseDict(said, controller_pb2.Federation(), ignore_unknown_fields=True))
-    except ParseError as error:
-        raise ValueError(str(error)) from None
 
 
 def _member(message: controller_pb2.LoadBalancer, field: str) -> Member:
