@@ -14,8 +14,7 @@ from typing import Final
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.frontdoor.demands import Demands
+from pinyon.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served import ServedModel
 from pinyon.routing.geography import ANYWHERE, Geography
@@ -32,9 +31,14 @@ MODEL_CHARS_MAX = 256
 """The maximum length of a model's name that another region reports."""
 ANY_DEMAND = 0
 """The demand of every request while there is nothing to choose."""
+DEMANDS_MAX = 4096
+WAITING_DEMANDS_MAX = 256
+"""The number of different demands that may wait before further choices of regions by clients are refused. Each is
+checked whenever there may be room."""
 REFUSED_FIRST_S: Final = 0.1
 """The first pause: as long as the next report takes anyway."""
 REFUSED_MAX_S: Final = 3.2
+_ANYWHERE = RoutedRequest(Routed(), exclude=frozenset())
 _HERE = RoutingChoice(Where.LOCAL)
 _WAIT = RoutingChoice(Where.WAIT)
 
@@ -71,7 +75,11 @@ class ServedModels:
         self._clock = clock
         self._wait_s = inf  # requests for our own models wait for instances by themselves
         self.by_name: dict[str, ServedModel] = {}
-        self._demands = Demands(lambda: self.waiting())
+        self._demands: dict[int, tuple[str, RoutedRequest]] = {}
+        """The model of each demand, and a route that represents its requests."""
+        self._numbers: dict[str | tuple[str, frozenset[str], str, Collection[str]], int] = {}
+        """The demands by set of targets; for requests that may go wherever their model is served, also by its name."""
+        self._last_demand = ANY_DEMAND
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
         self._pauses = Avoidance(first_s=REFUSED_FIRST_S, max_s=REFUSED_MAX_S)
@@ -267,7 +275,7 @@ class ServedModels:
         regions = frozenset((self.region, *self.others.values(), *self._adopted.values()))
         if regions != self._regions:
             self._regions = regions
-            self._demands.renumber()
+            self._numbers.clear()  # requests that wait keep their demands, by which others might miss a new region
         self._look()
 
     # -- where a request goes
@@ -347,21 +355,42 @@ class ServedModels:
     # -- the queue
 
     def demand(self, served: ServedModel, route: RoutedRequest) -> int:
-        """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises as
-        :meth:`Demands.number`."""
+        """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises
+        :class:`ResourceExhausted` for a new choice of regions when too many wait."""
         geography, geographies = self.geography, route.geographies
         if not self.selective and not self.restricts(route):
             return ANY_DEMAND
         if not geographies and not route.sender and not route.exclude and route.tenant not in geography.tenants:
-            return self._demands.plain(served.name, self._regions)
+            number = self._numbers.get(served.name)
+            if number is None:
+                self._numbers[served.name] = number = self._number(served.name, self._regions, _ANYWHERE)
+            return number
         tenant = route.tenant if route.tenant in geography.tenants else ""
         # Sets of targets are few, but clients can combine region names at will: so the number stands for the set.
         allowed = self._regions
         if geographies or tenant:
             allowed = frozenset(each for each in allowed if geography.serves(each, geographies, tenant).allowed)
-        return self._demands.number(
-            served.name, allowed, RoutedRequest(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
-        )
+        alike = RoutedRequest(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
+        return self._number(served.name, allowed, alike)
+
+    def _number(self, model: str, regions: frozenset[str], route: RoutedRequest) -> int:
+        """Returns the demand of requests like ``route``, with hashable exclusions, which law and contracts allow in
+        ``regions``."""
+        name = model, regions, route.sender, route.exclude
+        number = self._numbers.get(name)
+        if route.geographies and len(waiting := self.waiting()) >= WAITING_DEMANDS_MAX and number not in waiting:
+            raise ResourceExhausted(
+                "Too many different choices of regions wait for room. Please try again later.", retry_after_s=1.0
+            )
+        if number is None:
+            if len(self._demands) >= DEMANDS_MAX:
+                waiting = self.waiting()
+                self._demands = {each: known for each, known in self._demands.items() if each in waiting}
+                self._numbers = {name: each for name, each in self._numbers.items() if each in waiting}
+            self._last_demand = number = self._last_demand + 1
+            self._numbers[name] = number
+            self._demands[number] = model, route
+        return number
 
     def is_open(self, demand: int) -> bool:
         """Returns whether there is room for a demand, and also True if no room can come, which the request finds out
