@@ -25,10 +25,10 @@ from tests.tcp_server import tcp_server
 async def address():
     async with running_controller() as (controller, address, _):
         lb = StubLb("eu-0", address, clusters=(OwnedCluster("eu", upstreams=("http://u1", "http://u2")),))
-        lb.load = LoadBalancerLoad(
-            queue=3, instances=2, per_instance=[{"name": "http://u1", "pending": 5, "running": 2, "outstanding": 7}]
-        )
         async with lb:
+            lb.session.load_now = LoadBalancerLoad(
+                queue=3, instances=2, per_instance=[{"name": "http://u1", "pending": 5, "running": 2, "outstanding": 7}]
+            )
             await spin(
                 lambda: any(member.load is not None and member.load.queue for member in controller.registry.watched())
             )

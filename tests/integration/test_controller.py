@@ -103,10 +103,10 @@ async def test_one_that_only_loses_its_session_goes_on():
 
 async def test_who_leaves_or_drains_is_stood_in_for_at_once():
     async with running_controller() as (controller, address, _), lbs(address, "a-0", "b-0") as (a, b):
-        a.draining = True
+        a.session.ready.draining = True
         a.session.wake()
         await b.until_adopts("a")
-        a.draining = False
+        a.session.ready.draining = False
         a.session.wake()
         await b.until_adopts()
         await a.leave()
@@ -237,10 +237,10 @@ async def test_a_stranger_cannot_add_servers_to_other_clusters():
 
 async def test_reports_and_the_list_of_regions():
     async with running_controller() as (_, address, _), lbs(address, "a-0", "b-0") as (a, b):
-        a.load = controller_pb2.LoadBalancerLoad(
+        a.session.load_now = controller_pb2.LoadBalancerLoad(
             queue=3, instances=2, forwarded_by_region={"b": 7}, per_instance=[{"name": "i", "outstanding": 3}]
         )
-        a.latencies_ms = {"b-0": 12.5}
+        a.session.latencies_now = {"b-0": 12.5}
         a.session.wake()
         async with stub_of(address) as stub, asyncio.timeout(WAIT_S):
             while True:
