@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pinyon.federation.view import Federation, LbInfo, LbState, OwnedCluster
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, OwnedCluster
 from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
 from services.controller.state_file import _write
@@ -123,3 +123,13 @@ async def test_a_later_version_begins_another_epoch(tmp_path, old):
     world.comes("b-0", Federation(before.epoch, 2**64 - 1))
     assert world.federation.epoch != before.epoch
     assert world.federation.version < before.version + 9
+
+
+async def test_a_stranger_cannot_remove_instances_of_other_clusters(tmp_path):
+    world = World(tmp_path)
+    world.comes("b-0")
+    told = Cluster("b", "b", "10.0.0.1:7000", removed=("w",), owners=("b-0",))
+    world.comes("x-0", Federation("old", 9, clusters=(told,)))
+    assert not any(each.removed for each in world.federation.clusters)
+    world.comes("b-0", Federation("old", 9, clusters=(told,)))
+    assert any(each.removed for each in world.federation.clusters), "its owner may say so"
