@@ -22,7 +22,7 @@ from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
 from pinyon.routing.target import Report, Routed, Target
-from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
+from pinyon.routing.two_layers import Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
 MODELS_MAX = 1024
@@ -501,16 +501,7 @@ class ServedModels:
             news, self._news = self._news, None
             news.set()
 
-    # -- what other regions are told
-
-    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, ModelRoom]]:
-        """Yields for each model served here the room for requests of ``region``, shared by ``sharing`` load
-        balancers."""
-        now_s = self._clock()
-        for name, served in self.by_name.items():
-            room = served.layers.room_for(region, sharing, now_s)
-            if room is not None:
-                yield name, room
+    # -- what others are told
 
     def instances(self) -> Iterator[tuple[Target, bool]]:
         """Yields each target that serves requests from here, once per model, and whether it has room."""

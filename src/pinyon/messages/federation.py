@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pinyon.api.controller.v1 import controller_pb2
@@ -116,12 +117,6 @@ def _from_proto(message: object, fields: _Fields, at: str) -> dict[str, Any]:
     return {attribute: check(getattr(message, field), f"{at}.{field}") for attribute, field, check in fields}
 
 
-def _position_to_proto(position: Position | None) -> controller_pb2.Position | None:
-    if position is None:
-        return None
-    return controller_pb2.Position(latitude=position.latitude, longitude=position.longitude)
-
-
 def _position_of(message: controller_pb2.LoadBalancerInfo | controller_pb2.Region) -> Position | None:
     if not message.HasField("position"):
         return None
@@ -132,7 +127,7 @@ def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
     return controller_pb2.LoadBalancerInfo(
         **_to_proto(info, _LB),
         clusters=[controller_pb2.OwnedCluster(**_to_proto(each, _OWNED)) for each in info.clusters],
-        position=_position_to_proto(info.position),
+        position=asdict(info.position) if info.position else None,
     )
 
 
@@ -178,7 +173,7 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
         epoch=federation.epoch,
         version=federation.version,
         regions=[
-            controller_pb2.Region(**_to_proto(each, _REGION), position=_position_to_proto(each.position))
+            controller_pb2.Region(**_to_proto(each, _REGION), position=asdict(each.position) if each.position else None)
             for each in federation.regions
         ],
         load_balancers=[
