@@ -133,12 +133,16 @@ async def test_the_newest_boot_has_the_name():
             await new.until(lambda told: "2" in [each.info.boot_id for each in told.members])
             await spin(lambda: not old.session.connected)
             async with stub_of(address) as stub:
-                call = stub.Session()
-                await call.write(_registration("a-0", "1"))
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call.read()
-                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                call = await said(stub, _registration("a-0", "1"))
+                assert await _code(call.read()) is grpc.StatusCode.FAILED_PRECONDITION
             assert new.session.connected
+
+
+async def said(stub: controller_pb2_grpc.ControllerServiceStub, message: controller_pb2.SessionRequest):
+    """Begins a session with that message, and returns it."""
+    call = stub.Session()
+    await call.write(message)
+    return call
 
 
 async def _read_all(call) -> None:
@@ -157,17 +161,15 @@ async def test_sessions_that_say_nonsense_end_with_the_reason():
         wrong.registration.region = "no region"
         wrong.known.load_balancers.add()
         for message, field in ((controller_pb2.SessionRequest(), "registration"), (wrong, "registration.region")):
-            call = stub.Session()
-            await call.write(message)
+            call = await said(stub, message)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
             error = error_from_rpc(caught.value)
             assert isinstance(error, InvalidArgument)
             assert error.field == field
-        call = stub.Session()
         good = _registration("x", "1")
         good.known.load_balancers.add()  # what another version told it does not matter
-        await call.write(good)
+        call = await said(stub, good)
         assert (await call.read()).federation.load_balancers[0].info.lb_id == "x"
         await call.write(controller_pb2.SessionRequest(latencies_ms={"y": -1.0}))
         with pytest.raises(grpc.aio.AioRpcError, match="latencies_ms"):
@@ -183,10 +185,9 @@ async def test_a_version_beyond_all_measure_harms_nobody(tmp_path, version, reme
     async with running_controller(**settings) as (controller, address, _), lbs(address, "a-0", "b-0") as (a, b):
         epoch = controller.registry.federation.epoch
         async with stub_of(address) as stub:
-            call = stub.Session()
             first = _registration("x", "1")
             first.known.epoch, first.known.version = epoch, version
-            await call.write(first)
+            call = await said(stub, first)
             assert (await call.read()).federation.version < VERSION_MAX
             told = await b.until(lambda told: told.epoch != epoch)
             assert told.version < VERSION_MAX
@@ -420,17 +421,14 @@ async def test_with_tls_only_its_own_load_balancers_register(tmp_path, caplog):
     try:
         async with lb.open(address, name) as channel:
             stub = controller_pb2_grpc.ControllerServiceStub(channel)
-            call = stub.Session()
-            await call.write(_registration("a-0", "1"))
+            call = await said(stub, _registration("a-0", "1"))
             assert (await call.read()).federation.load_balancers[0].info.lb_id == "a-0"
-            other = stub.Session()
-            await other.write(_registration("b-0", "1"))
+            other = await said(stub, _registration("b-0", "1"))
             assert await _code(other.read()) is grpc.StatusCode.PERMISSION_DENIED
             request = controller_pb2.ForgetLoadBalancerRequest(lb_id="x")
             assert await _code(stub.ForgetLoadBalancer(request)) is grpc.StatusCode.PERMISSION_DENIED
         async with elsewhere.open(address, name) as channel:
-            call = controller_pb2_grpc.ControllerServiceStub(channel).Session()
-            await call.write(_registration("c-0", "1"))
+            call = await said(controller_pb2_grpc.ControllerServiceStub(channel), _registration("c-0", "1"))
             with pytest.raises(grpc.aio.AioRpcError, match="not one for the region a"):
                 await call.read()
         assert any(each.getMessage().startswith("refused b-0 of a: the certificate") for each in caplog.records)
