@@ -287,10 +287,7 @@ class LbRegistry:
         return key in self._recovered or len(self._recovered) < RECOVERED_MAX
 
     def _of(self, session: int) -> WatchedBalancer | None:
-        for member in self._members.values():
-            if member.session == session:
-                return member
-        return None
+        return next((member for member in self._members.values() if member.session == session), None)
 
     def _positions(self) -> dict[str, Position]:
         """Returns the positions of regions, each as said last."""
