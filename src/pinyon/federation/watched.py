@@ -62,7 +62,7 @@ class WatchedBalancer:
     """True if, until it is heard, only another load balancer's word says that it exists."""
     displaced: tuple[str, ...] = ()
     load: Any = None
-    """Its last report of its load, which is kept as it came; None: it has sent none."""
+    """The last report of its load, kept as it came; None: it has sent none."""
     latencies_ms: dict[str, float] = field(default_factory=dict)
 
     @property
