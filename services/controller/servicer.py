@@ -9,12 +9,12 @@ from typing import Any
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted
+from pinyon.core.request import check_geography
 from pinyon.federation.view import Federation
 from pinyon.messages.checks import check_id
 from pinyon.messages.federation import (
     check_instance,
     check_load,
-    check_region,
     federation_from_proto,
     federation_to_proto,
     latencies_from_proto,
@@ -164,5 +164,5 @@ def _named(
     request: controller_pb2.AddInstanceRequest | controller_pb2.RemoveInstanceRequest,
 ) -> tuple[str, str, str]:
     """Returns region, cluster and instance."""
-    cluster = check_region(request.cluster, "cluster") if request.cluster else ""
-    return check_region(request.region, "region"), cluster, check_instance(request.instance, "instance")
+    cluster = check_geography(request.cluster, "cluster") if request.cluster else ""
+    return check_geography(request.region, "region"), cluster, check_instance(request.instance, "instance")

@@ -159,12 +159,9 @@ class StateFile:
         try:
             self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, federation))
             await asyncio.shield(self._writing)
-        except OSError as error:
-            _log.error("cannot write %s: %s", path, error.strerror or error)
-            self.told(False)
-            return False
-        except Exception:  # what hinders the write of one version may not hinder a later one's
-            _log.exception("cannot write version %d to %s", federation.version, path)
+        except Exception as error:  # what hinders the write of one version may not hinder a later one's
+            defect = not isinstance(error, OSError)
+            _log.error("cannot write version %d to %s: %s", federation.version, path, error, exc_info=defect)
             self.told(False)
             return False
         self.told(True)

@@ -115,10 +115,6 @@ class Federation:
         """Returns whether this is news to a load balancer that knows ``known``."""
         return known is None or self.epoch != known.epoch or self.version > known.version
 
-    def peers_of(self, lb_id: str) -> tuple[Member, ...]:
-        """Returns the other members, whatever their state is."""
-        return tuple([member for member in self.members if member.info.lb_id != lb_id])
-
     def owned_by(self, lb_id: str) -> tuple[Cluster, ...]:
         return tuple([cluster for cluster in self.clusters if lb_id in cluster.owners])
 

@@ -13,7 +13,7 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.distances import Position
-from pinyon.federation.registry import MEMBERS_MAX
+from pinyon.federation.registry import LATENCIES_MAX, MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
 from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster, RegionView
 from pinyon.federation.watched import DISPLACED_MAX
@@ -29,7 +29,6 @@ A cluster of several load balancers has more, and operators can add servers.
 """
 INSTANCES_MAX = 256
 REGIONS_MAX = 64
-LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
 T = TypeVar("T", bound=Collection[Any])
 _Check = Callable[[Any, str], Any]
@@ -37,10 +36,6 @@ _Check = Callable[[Any, str], Any]
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATE_NUMBERS, _STATES = numbered(LbState, controller_pb2, "LB_STATE")
-
-
-check_region = check_geography
-"""Returns a region's name if requests can allow or forbid it."""
 
 
 def check_url(url: str, field: str) -> str:
@@ -83,18 +78,18 @@ _Fields = Sequence[tuple[str, str, _Check]]
 _LB: _Fields = (
     ("lb_id", "lb_id", check_id),
     ("boot_id", "boot_id", check_id),
-    ("region", "region", check_region),
+    ("region", "region", check_geography),
     ("grpc_address", "grpc_address", check_address),
     ("http_url", "http_url", _or_none(check_url)),
 )
 _OWNED: _Fields = (
-    ("name", "name", check_region),
+    ("name", "name", check_geography),
     ("conductor", "conductor", _or_none(check_address)),
     ("upstreams", "upstream_urls", _urls(UPSTREAMS_MAX)),
 )
 _CLUSTER: _Fields = (
-    ("region", "region", check_region),
-    ("name", "name", check_region),
+    ("region", "region", check_geography),
+    ("name", "name", check_geography),
     ("conductor", "conductor", _or_none(check_address)),
     ("upstreams", "upstream_urls", _urls(ALL_UPSTREAMS_MAX)),
     ("removed", "removed_instances", _all(check_instance, CHANGES_MAX)),
@@ -102,7 +97,7 @@ _CLUSTER: _Fields = (
     ("owners", "owner_ids", _all(check_id, MEMBERS_MAX)),
     ("adopter", "adopter_id", check_text),
 )
-_REGION: _Fields = (("name", "name", check_region), ("tags", "tags", lambda tags, _: tuple(tags)))
+_REGION: _Fields = (("name", "name", check_geography), ("tags", "tags", lambda tags, _: tuple(tags)))
 _MEMBER: _Fields = (
     ("connected", "connected", lambda connected, _: connected),
     ("displaced", "displaced_boot_ids", _all(check_id, DISPLACED_MAX)),
@@ -146,7 +141,7 @@ def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> Own
     if bool(message.conductor) == bool(message.upstream_urls):
         raise InvalidArgument("must have either a conductor or upstreams", field=field)
     named = message.name or region
-    return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_region(named, f"{field}.name"))
+    return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_geography(named, f"{field}.name"))
 
 
 def check_load(load: controller_pb2.LoadBalancerLoad) -> controller_pb2.LoadBalancerLoad:
@@ -155,7 +150,7 @@ def check_load(load: controller_pb2.LoadBalancerLoad) -> controller_pb2.LoadBala
         check_text(each.name, "load.per_instance.name", URL_CHARS_MAX)
     for field in ("forwarded_by_region", "accepted_by_region"):
         for name in _few(getattr(load, field), REGIONS_MAX, f"load.{field}"):
-            check_region(name, f"load.{field}")
+            check_geography(name, f"load.{field}")
     return load
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
+from pinyon.federation.registry import LATENCIES_MAX
 from pinyon.federation.view import Cluster, Federation, LbInfo, LbState
 from pinyon.frontdoor.clusters import Adopted
 from pinyon.frontdoor.line import Line
@@ -28,7 +29,6 @@ from pinyon.frontdoor.regions.peer import PeerBalancer
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.messages.federation import (
     INSTANCES_MAX,
-    LATENCIES_MAX,
     REGIONS_MAX,
     federation_from_proto,
     federation_to_proto,
@@ -112,7 +112,7 @@ class RegionMembership:
         self.links.know(
             [
                 PeerBalancer(each.info.lb_id, each.info.region, each.info.grpc_address)
-                for each in federation.peers_of(self.links.own.name)
+                for each in federation.members
                 if each.state is not LbState.LEFT
             ]
         )
