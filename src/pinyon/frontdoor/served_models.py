@@ -455,7 +455,7 @@ class ServedModels:
             if len(self._demands) >= DEMANDS_MAX:
                 waiting = self.waiting()
                 self._demands = {each: known for each, known in self._demands.items() if each in waiting}
-                self._numbers = {name: each for name, each in self._numbers.items() if each in waiting}
+                self._numbers = {key: each for key, each in self._numbers.items() if each in waiting}
             self._last_demand = number = self._last_demand + 1
             self._numbers[name] = number
             self._demands[number] = model, route
