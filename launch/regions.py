@@ -16,8 +16,7 @@ from launch.process import START_S, Launch, Progress, ServiceProcess, start_modu
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.errors import DeadlineExceeded, InvalidArgument
 from pinyon.core.request import check_geography
-from pinyon.federation.members import LbState
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbState
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.identity import CONTROLLER, check_region_name
 

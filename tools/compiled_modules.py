@@ -67,7 +67,6 @@ LEFT_OUT = {
     "policies/names.py": "as */policies.py",
     "frontdoor/access_log.py": "an interceptor, which grpcio asks whether it is a coroutine: compiled it says no",
     "frontdoor/auth.py": "read once",
-    "frontdoor/controller_session.py": "a message a second",
     "frontdoor/gzip.py": "an asynchronous generator, of which mypyc knows nothing",
     "frontdoor/upstreams/serving.py": "derives from regions/inbound.py, which has an asynchronous generator",
     "frontdoor/off_loop.py": "for large bodies only",

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.clock import Clock
-from pinyon.federation.members import LbInfo, LbLoad
 from pinyon.federation.registry import LbRegistry
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo
+from pinyon.messages.federation import federation_to_proto
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
-from services.controller.announcer import Announcer
 from services.controller.metrics import ControllerMetrics
 from services.controller.prober import Prober
 from services.controller.regions_page import RegionsPage
@@ -26,6 +29,10 @@ PERIOD_S = 0.25
 LATE_S = 1.0
 """Seconds late between two looks, beyond which the process itself stood still."""
 EPOCH_BYTES = 8
+GAP_S = 0.02
+"""Seconds between two messages for one load balancer: changes close together travel together."""
+PER_LEASE = 4
+"""Least messages in the time of a lease, so that none runs out for a lost moment."""
 
 _log = get_logger("controller")
 
@@ -48,7 +55,6 @@ class Control:
         Load balancers tell what came after that; if it is None, they tell all of it.
         """
         self.registry = registry
-        self.announcer = Announcer(registry)
         self.page = RegionsPage()
         self._file = StateFile(Path(settings.state_file) if settings.state_file else None, metrics.wrote)
         self._restarts = LbRestarts(
@@ -61,6 +67,10 @@ class Control:
         self._told = math.inf
         """The last version that this process told under its file's epoch; infinite while it still does."""
         self._published = registry.federation
+        self._news = asyncio.Event()
+        """The event that another federation is published."""
+        self._built: controller_pb2.SessionResponse | None = None
+        """The last message with a whole federation, which is the same for all load balancers."""
         self._shown_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +101,7 @@ class Control:
         self.registry.update(session, info)
         self.settle()
 
-    def heard(self, session: int, load: LbLoad | None, latencies_ms: dict[str, float], draining: bool) -> bool:
+    def heard(self, session: int, load: Any, latencies_ms: dict[str, float], draining: bool) -> bool:
         """Records a report. Returns False if the load balancer has another session by now."""
         before = self.registry.awaits(session, draining)
         heard = self.registry.heard(session, load, latencies_ms, draining, self._clock())
@@ -107,6 +117,23 @@ class Control:
         self.registry.lost(session, self._clock())
         self.settle()
         self._prober.look()
+
+    async def messages(self) -> AsyncGenerator[controller_pb2.SessionResponse, None]:
+        """Yields one load balancer's messages: everything, again after changes, in between that nothing has changed."""
+        told = -1
+        while True:
+            news = self._news
+            if told != self.registry.federation.version:
+                message = self._whole()
+                told = message.version
+                yield message
+                await asyncio.sleep(GAP_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.registry.timing.lease_s / PER_LEASE):
+                    await news.wait()
+                    continue
+            yield self._message()
 
     async def written(self) -> int:
         """Returns the present version, once it is told and on the disk."""
@@ -129,11 +156,24 @@ class Control:
             _log_adoptions(self._published, federation)
             self._published = federation
             self._file.keep(federation)
-            self.announcer.changed()
+            self._news.set()
+            self._news = asyncio.Event()
             self._shown_s = float("-inf")
         if now_s - self._shown_s >= LATE_S:
             self._shown_s = now_s
             self.page.show(federation, self.registry.geography, self.registry.distances())
+
+    def _message(self) -> controller_pb2.SessionResponse:
+        federation = self.registry.federation
+        lease_ms = round(self.registry.timing.lease_s * 1e3)
+        return controller_pb2.SessionResponse(epoch=federation.epoch, version=federation.version, lease_ms=lease_ms)
+
+    def _whole(self) -> controller_pb2.SessionResponse:
+        built, federation = self._built, self.registry.federation
+        if built is None or (built.epoch, built.version) != (federation.epoch, federation.version):
+            built = self._built = self._message()
+            built.federation.CopyFrom(federation_to_proto(federation))
+        return built
 
     def _recover(self, known: Federation, info: LbInfo, now_s: float) -> None:
         federation, state = self.registry.federation, self._remembered

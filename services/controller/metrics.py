@@ -8,9 +8,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pinyon.core.clock import Clock
-from pinyon.federation.members import LbState
 from pinyon.federation.registry import LbRegistry
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbState
 from pinyon.runtime.metrics import Figure, Figures
 
 

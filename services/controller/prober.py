@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pinyon.api.lb.v1 import peer_pb2
 from pinyon.core.clock import Clock
-from pinyon.federation.members import LbInfo
 from pinyon.federation.registry import LbRegistry
+from pinyon.federation.view import LbInfo
 from pinyon.runtime.channel import Channels
 from pinyon.runtime.identity import LB, peer_name
 from pinyon.runtime.logging import get_logger

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pinyon.federation.members import LbInfo
+from pinyon.federation.view import LbInfo
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 

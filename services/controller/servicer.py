@@ -9,17 +9,16 @@ from typing import Any
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.core.clock import Clock
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, PermissionDenied, PinyonError, ResourceExhausted
+from pinyon.core.request import check_geography
 from pinyon.federation.view import Federation
 from pinyon.messages.checks import check_id
 from pinyon.messages.federation import (
     check_instance,
-    check_region,
+    check_load,
     federation_from_proto,
     federation_to_proto,
     latencies_from_proto,
     lb_info_from_proto,
-    lb_load_from_proto,
-    lb_load_to_proto,
 )
 from pinyon.runtime.admin import admitted
 from pinyon.runtime.callers import Callers, Refusals
@@ -85,13 +84,13 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
                 return
             if message.HasField("registration") and message is not first:
                 self._control.update(session, lb_info_from_proto(message.registration))
-            load = lb_load_from_proto(message.load) if message.HasField("load") else None
+            load = check_load(message.load) if message.HasField("load") else None
             if not self._control.heard(session, load, latencies_from_proto(message.latencies_ms), message.draining):
                 stream.end(FailedPrecondition(f"a later session of {info.lb_id} has begun"))
 
         try:
             take(first)
-            await stream.run(take, self._control.announcer.messages())
+            await stream.run(take, self._control.messages())
         finally:
             self._control.lost(session)
 
@@ -104,7 +103,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             federation=federation_to_proto(registry.federation),
             reports={
                 member.info.lb_id: controller_pb2.LoadBalancerReport(
-                    load=lb_load_to_proto(member.load),
+                    load=member.load,
                     age_ms=max(0, round((now_s - member.heard_s) * 1e3)),
                     latencies_ms=member.latencies_ms,
                 )
@@ -165,5 +164,5 @@ def _named(
     request: controller_pb2.AddInstanceRequest | controller_pb2.RemoveInstanceRequest,
 ) -> tuple[str, str, str]:
     """Returns region, cluster and instance."""
-    cluster = check_region(request.cluster, "cluster") if request.cluster else ""
-    return check_region(request.region, "region"), cluster, check_instance(request.instance, "instance")
+    cluster = check_geography(request.cluster, "cluster") if request.cluster else ""
+    return check_geography(request.region, "region"), cluster, check_instance(request.instance, "instance")

@@ -11,9 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.federation.view import Federation
-from pinyon.messages.federation import federation_from_json, federation_to_json
+from pinyon.messages.federation import federation_from_proto, federation_to_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 
@@ -50,10 +53,11 @@ def read_state(path: Path) -> Federation | None:
                 f"{path} has format {document['format']}, of a later version; this one knows {FORMAT}",
                 field="state_file",
             )
-        federation = federation_from_json(document.get("federation", {}))
+        said = ParseDict(document.get("federation", {}), controller_pb2.Federation(), ignore_unknown_fields=True)
+        federation = federation_from_proto(said)
         if not federation.epoch:
             raise ValueError("it has no epoch")
-    except (ValueError, RecursionError, PinyonError) as error:
+    except (ValueError, RecursionError, ParseError, PinyonError) as error:
         if isinstance(error, PinyonError) and error.field == "state_file":
             raise
         _put_aside(path, str(error))
@@ -69,7 +73,7 @@ def _put_aside(path: Path, why: str) -> None:
 
 
 def _write(path: Path, federation: Federation) -> None:
-    document = {"format": FORMAT, "federation": federation_to_json(federation)}
+    document = {"format": FORMAT, "federation": MessageToDict(federation_to_proto(federation))}
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
@@ -155,12 +159,9 @@ class StateFile:
         try:
             self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, federation))
             await asyncio.shield(self._writing)
-        except OSError as error:
-            _log.error("cannot write %s: %s", path, error.strerror or error)
-            self.told(False)
-            return False
-        except Exception:  # what hinders the write of one version may not hinder a later one's
-            _log.exception("cannot write version %d to %s", federation.version, path)
+        except Exception as error:  # what hinders the write of one version may not hinder a later one's
+            defect = not isinstance(error, OSError)
+            _log.error("cannot write version %d to %s: %s", federation.version, path, error, exc_info=defect)
             self.told(False)
             return False
         self.told(True)

@@ -15,13 +15,12 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.decisions import JOURNAL_TYPES, FrontConfig, FrontDecisions, journal_header
 from pinyon.federation.distances import parse_position
-from pinyon.federation.members import LbInfo, OwnedCluster
+from pinyon.federation.view import LbInfo, OwnedCluster
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.app import HttpApp
 from pinyon.frontdoor.auth import ApiKeys, load_api_keys
 from pinyon.frontdoor.clusters import Adopted
-from pinyon.frontdoor.controller_session import ControllerSession
 from pinyon.frontdoor.cors import Cors
 from pinyon.frontdoor.gzip import Inflater
 from pinyon.frontdoor.line import Line
@@ -159,12 +158,11 @@ class LoadBalancer:
         context, settings, controller = self.context, self.settings, self.settings.controller
         self.serving = serving
         self.grpc.add(serving, peer_pb2.DESCRIPTOR.services_by_name["PeerService"], PEER_CALLERS)
-        self.membership = member = RegionMembership(self.models, self.line, self.regions, metrics, self.clusters)
-        session = member.session = ControllerSession(
-            controller, member.told, member.load, member.latencies_ms, lambda: self.readiness.draining,
+        self.membership = member = RegionMembership(
+            controller, self.models, self.line, self.regions, metrics, self.clusters, self.readiness,
             context.security.channels.sessions_to(peer_name(CONTROLLER)), self.clock,
         )  # fmt: skip
-        self.models.told = lambda: not controller or session.federation is not None
+        self.models.told = lambda: not controller or member.federation is not None
         show = show_policies(self.context.registry, "lb", routing=settings.routing, pushing=settings.pushing_choice)
 
         # Each model has its own policy object, so the change passes the policy's name, not an object.
@@ -179,7 +177,7 @@ class LoadBalancer:
 
         def drain(draining: bool) -> None:
             self.readiness.draining = draining
-            self.membership.session.wake()
+            member.wake()
 
         add_admin(
             self.grpc,
@@ -232,7 +230,7 @@ class LoadBalancer:
         ports.
         """
         self.readiness.draining = True
-        self.membership.session.wake()  # another load balancer must serve its targets by the time it has ended
+        self.membership.wake()  # another load balancer must serve its targets by the time it has ended
         self.http.announce()
         await self.grpc.begin_drain()
         wanted = await wait(lame_duck_s)

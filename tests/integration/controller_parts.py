@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from launch.process import ServiceProcess
 from pinyon.api.controller.v1 import controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
-from pinyon.federation.view import Cluster, Federation
-from pinyon.frontdoor.controller_session import ControllerSession
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, OwnedCluster
 from pinyon.runtime.channel import open_channel
+from pinyon.runtime.tasks import ended
 from services.controller.app import Controller, build
 from services.controller.settings import ControllerSettings
+from tests.stub_membership import StubMembership
 
 WAIT_S = 60.0
 """The longest wait, which only ends what hangs."""
@@ -50,9 +50,6 @@ class StubLb:
         self.lb_id = lb_id
         self.controller = controller
         self.told: list[Federation] = []
-        self.latencies_ms: dict[str, float] = {}
-        self.load = LbLoad()
-        self.draining = False
         self.health = Health()
         self._port: socket.socket | None = None
         """The bound port while the load balancer is dead, so that no other process answers probes at it."""
@@ -69,9 +66,7 @@ class StubLb:
         return self
 
     def dial(self, controller: str) -> None:
-        self.session = ControllerSession(
-            controller, self._on, lambda: self.load, lambda: self.latencies_ms, lambda: self.draining, period_s=0.2
-        )
+        self.session = StubMembership(controller, self.lb_id, self._on, period_s=0.2)
         self.session.start(self.make(self.address))
 
     def _on(self, federation: Federation) -> None:
@@ -119,6 +114,7 @@ class StubLb:
 
     async def hang_up(self) -> None:
         """Ends its session without a farewell."""
+        await ended(self.session._task)
         link = self.session._link
         if link._task is not None:  # a report that is due just then would say that it ends
             link._task.cancel()
@@ -128,11 +124,11 @@ class StubLb:
     def freeze(self) -> None:
         """Simulates a hanging event loop: connections stand, and gRPC's threads answer pings."""
         self.health.go.clear()
-        self.session._period_s = 3600.0
+        self.session.period_s = 3600.0
 
     def thaw(self) -> None:
         self.health.go.set()
-        self.session._period_s = 0.2
+        self.session.period_s = 0.2
         self.session.wake()
 
     async def leave(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -57,6 +58,20 @@ class TokenRegions(Regions):
         for worker in self[region].workers:
             lb.view.heard(worker.address, report, lb.clock())
         lb.models.tell()
+
+    # -- as regions of other makers' servers (UpstreamRegions)
+
+    def asked(self) -> dict[str, int]:
+        return {name: len(bench.workers[0].submissions) for name, bench in self.items()}
+
+    async def full(self, region: str, *, full: bool = True) -> None:
+        self.say(region, FULL if full else ROOMY)
+
+    async def ask(self, region: str, headers: dict[str, str] | None = None) -> Any:
+        return await self[region].complete(max_tokens=3, headers=headers)
+
+    async def held(self, region: str) -> tuple[asyncio.Future[Any], Callable[[], None]]:
+        return await self[region].held(max_tokens=1), self[region].workers[0].go.set
 
 
 def peer_of(name: str, bench: Any) -> PeerBalancer:

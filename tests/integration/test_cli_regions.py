@@ -14,8 +14,9 @@ import termios
 
 import pytest
 
+from pinyon.api.controller.v1.controller_pb2 import LoadBalancerLoad
 from pinyon.cli import main
-from pinyon.federation.members import LbLoad, MemberLoad, OwnedCluster
+from pinyon.federation.view import OwnedCluster
 from tests.integration.controller_parts import WAIT_S, StubLb, running_controller, spin
 from tests.tcp_server import tcp_server
 
@@ -24,9 +25,13 @@ from tests.tcp_server import tcp_server
 async def address():
     async with running_controller() as (controller, address, _):
         lb = StubLb("eu-0", address, clusters=(OwnedCluster("eu", upstreams=("http://u1", "http://u2")),))
-        lb.load = LbLoad(queue=3, instances=2, per_instance=(MemberLoad("http://u1", 5, 2, 7),))
         async with lb:
-            await spin(lambda: any(member.load.queue for member in controller.registry.watched()))
+            lb.session.load_now = LoadBalancerLoad(
+                queue=3, instances=2, per_instance=[{"name": "http://u1", "pending": 5, "running": 2, "outstanding": 7}]
+            )
+            await spin(
+                lambda: any(member.load is not None and member.load.queue for member in controller.registry.watched())
+            )
             yield address
 
 

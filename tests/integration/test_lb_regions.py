@@ -98,42 +98,6 @@ async def test_a_stream_goes_on_elsewhere_when_a_regions_instances_die():
         await regions.idle()
 
 
-async def test_nothing_is_forwarded_twice():
-    """A request forwarded to a region that is full by then waits there, although a third region has room."""
-    async with running_regions("us", "eu", "ap") as regions:
-        us, eu, ap = (regions[name] for name in ("us", "eu", "ap"))
-        us.lb.models.use(geography=parse_geography({
-            "regions": {"us": [], "eu": [], "ap": []}, "rules": [{"from": ["us"], "to": ["eu"]}],
-        }))  # fmt: skip
-        regions.say("us", FULL)
-        for session in eu.lb.serving.sessions:  # they repeat an old state: `us` does not hear that it is full by now
-            state = session._now()
-            session._now = lambda state=state: state
-        regions.say("eu", FULL)
-        waiting = asyncio.create_task(us.complete(max_tokens=3))
-        await spin(lambda: eu.gauge("queue_requests") == 1)
-        assert ap.gauge("in_flight_requests") == 0
-        regions.say("eu", ROOMY)
-        assert (await waiting).json["choices"][0]["text"] == expected_text(5, 3)
-        assert (len(eu.workers[0].submissions), len(ap.workers[0].submissions)) == (1, 0)
-        await regions.idle()
-
-
-async def test_what_a_region_refuses_is_put_back_and_served_at_home():
-    async with running_regions("us", "eu", queue_limit=0, in_flight_limit=1) as regions:
-        us, eu = regions["us"], regions["eu"]
-        blocking = await eu.held(max_tokens=1)
-        regions.say("us", FULL)
-        waiting = asyncio.create_task(us.complete(max_tokens=3))
-        await spin(lambda: (us.registry.get_sample_value("pinyon_lb_forwarded_total", {"region": "eu"}) or 0) >= 1)
-        await spin(lambda: us.gauge("queue_requests") == 1)
-        regions.say("us", ROOMY)
-        assert (await waiting).json["choices"][0]["text"] == expected_text(5, 3)
-        eu.workers[0].go.set()
-        await blocking
-        await regions.idle()
-
-
 async def test_a_region_that_would_be_late_is_not_the_last_word():
     async with running_regions("us", "eu", "ap") as regions:
         late = common_pb2.Error(code="RESOURCE_EXHAUSTED", message="no instance is in time", retry_after_ms=1000)
@@ -144,16 +108,6 @@ async def test_a_region_that_would_be_late_is_not_the_last_word():
         assert len(regions["ap"].workers[0].submissions) == 1
         regions["ap"].conductor.error = late
         assert (await regions["us"].complete(max_tokens=3)).status == 429
-        await regions.idle()
-
-
-async def test_a_region_that_is_known_and_was_not_heard_yet_may_come():
-    async with running_regions("us", linked=False, placement_wait_s=0.3) as regions:
-        us = regions["us"]
-        us.lb.regions.know([link_module.PeerBalancer("lb-eu", "eu", "127.0.0.1:1")])
-        reply = await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "eu"})
-        assert reply.status == 503
-        assert (await us.complete(max_tokens=3, headers={"x-pinyon-geographies": "mars"})).status == 400
         await regions.idle()
 
 
@@ -202,36 +156,6 @@ async def test_clocks_that_differ_do_not_matter():
 # -- law
 
 GDPR = {"regions": {"us": [], "eu": ["gdpr"], "uk": ["gdpr"]}, "rules": [{"from": ["gdpr"], "to": ["gdpr"]}]}
-
-
-async def test_load_never_overrides_law(tmp_path):
-    policy = tmp_path / "geography.json"
-    policy.write_text(json.dumps(GDPR | {"tenants": {"acme": ["gdpr"]}}))
-    keys = tmp_path / "keys"
-    keys.write_text("k-acme acme\nk-other other\n")
-    async with running_regions(
-        "us", "eu", geography_file=str(policy), api_keys_file=str(keys), linked=False
-    ) as regions:
-        us, eu = regions["us"], regions["eu"]
-        us.lb.regions.know([peer_of("eu", eu)])
-        await regions.knows("us", "eu", room=True)
-        acme, other = ({"authorization": f"Bearer k-{name}"} for name in ("acme", "other"))
-        assert (await us.complete(max_tokens=1, headers=acme)).status == 200
-        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 1)
-        geographies = {"x-pinyon-geographies": "gdpr"}
-        assert (await us.complete(max_tokens=1, headers=other | geographies)).status == 200
-        assert (len(us.workers[0].submissions), len(eu.workers[0].submissions)) == (0, 2)
-        regions.say("eu", FULL)
-        await regions.knows("us", "eu", room=False)
-        waiting = asyncio.create_task(us.complete(max_tokens=1, headers=acme))
-        await spin(lambda: us.gauge("queue_requests") == 1)  # although there is room here
-        regions.say("eu", ROOMY)
-        assert (await waiting).status == 200
-        nowhere = await us.complete(max_tokens=1, headers=other | {"x-pinyon-geographies": "mars"})
-        assert nowhere.status == 400
-        assert "may be served in mars only" in nowhere.json["error"]["message"]
-        assert not us.workers[0].submissions
-        await regions.idle()
 
 
 async def test_what_a_region_must_not_send_is_refused_where_it_comes(tmp_path):

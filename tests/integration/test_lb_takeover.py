@@ -11,7 +11,7 @@ import pytest
 
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.api.conductor.v1 import conductor_pb2
-from pinyon.federation.members import LbState
+from pinyon.federation.view import LbState
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import Bench, expected_text, spin
@@ -33,7 +33,7 @@ async def dies(us: Bench, eu: Bench, regions: TokenRegions) -> ConductorCluster:
     """Ends the session and the port of one load balancer. The other, whose region is full, then has its cluster."""
     await regions.knows("eu", "us", room=True)
     assert not eu.lb.clusters.adopted
-    await us.lb.membership.session._link.close()
+    await us.lb.membership._link.close()
     await us.lb.grpc.drain(0)
     await spin(lambda: set(eu.lb.clusters.adopted) == {"us/us"})
     cluster = eu.lb.clusters.get("us/us")
@@ -69,8 +69,8 @@ async def test_who_drains_hands_its_instances_over_and_gets_them_back():
 
 async def silent(controller, bench) -> None:
     """Makes the load balancer report only changes from now on."""
-    session = bench.lb.membership.session
-    session._period_s = 3600.0
+    session = bench.lb.membership
+    session.period_s = 3600.0
     (member,) = [each for each in controller.registry.watched() if each.info.region == bench.lb.models.region]
     heard_s = member.heard_s
     session.wake()

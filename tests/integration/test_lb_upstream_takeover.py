@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbState
+from pinyon.federation.view import LbState
 from pinyon.frontdoor.upstreams.url import UpstreamKeys
 from tests.integration.controller_parts import running_controller
 from tests.integration.lb_harness import spin
@@ -56,7 +56,7 @@ async def test_the_servers_of_one_that_fails_are_served_by_another_one():
         us, eu = regions["us"], regions["eu"]
         assert not adopted(eu)
         # It dies: both its session and its port are gone.
-        await us.lb.membership.session._link.close()
+        await us.lb.membership._link.close()
         await us.lb.grpc.drain(0)
         await until_adopted(regions)
         (member,) = [each for each in controller.registry.federation.members if each.info.region == "us"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
+from tests.integration.lb_harness import spin
 from tests.integration.regions_harness import Regions
-from tests.integration.upstream_parts import MODEL, FakeServer, running_upstreams
+from tests.integration.upstream_parts import MODEL, FakeServer, after, running_upstreams
 
 STREAM = json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()
 
@@ -25,6 +28,17 @@ class UpstreamRegions(Regions):
         for server in bench.servers:
             server.waiting = int(full)
         await bench.until(lambda: all(each.report.pending == int(full) for each in bench.lb.fleet.servers.values()))
+
+    async def ask(self, region: str, headers: dict[str, str] | None = None) -> Any:
+        return await self[region].chat(headers=headers)
+
+    async def held(self, region: str) -> tuple[asyncio.Future[Any], Callable[[], None]]:
+        """Starts a request, which the region's server answers when the returned function is called."""
+        (server,), go = self[region].servers, asyncio.Event()
+        server.answer = after(go)
+        running = asyncio.ensure_future(self.ask(region))
+        await spin(lambda: server.open == 1)
+        return running, go.set
 
 
 @contextlib.asynccontextmanager

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.core.errors import FailedPrecondition
-from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.registry import LbRegistry
 from pinyon.federation.takeover import Standing, assign
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbInfo, LbState, OwnedCluster
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 from tests.long import usually
@@ -173,14 +172,12 @@ class World:
         )
         if what == "kill":
             lb.runs = False
-            self.registry.lost(lb.session, self.now_s)
-            lb.session = 0
+            self.lose(lb)
         elif what == "freeze":
             lb.frozen = True
         elif what == "cut":
             lb.cut = True
-            self.registry.lost(lb.session, self.now_s)
-            lb.session = 0
+            self.lose(lb)
         elif what == "drain":
             lb.draining = not lb.draining
         elif what == "leave" and lb.reached:
@@ -189,12 +186,19 @@ class World:
         elif what == "controller":
             self.start_controller(self.registry.federation if self.draw.random() < 0.7 else None)
         elif what == "heal":
-            if not lb.runs:
-                self.boots += 1
-                info = lb.info
-                lb.info = LbInfo(info.lb_id, f"boot{self.boots}", info.region, info.grpc_address, "", info.clusters)
-                lb.draining, lb.known = False, None
-            lb.runs, lb.frozen, lb.cut = True, False, False
+            self.heal(lb)
+
+    def lose(self, lb: Lb) -> None:
+        """Ends the load balancer's session."""
+        self.registry.lost(lb.session, self.now_s)
+        lb.session = 0
+
+    def heal(self, lb: Lb) -> None:
+        if not lb.runs:
+            self.boots += 1
+            lb.info = replace(lb.info, boot_id=f"boot{self.boots}")
+            lb.draining, lb.known = False, None
+        lb.runs, lb.frozen, lb.cut = True, False, False
 
     def tick(self) -> None:
         self.now_s += TICK_S
@@ -205,10 +209,9 @@ class World:
                     lb.session = registry.register(lb.info, self.now_s)
                     if lb.known is not None and registry.settling(self.now_s):
                         registry.recover(lb.known, self.now_s)
-                assert registry.heard(lb.session, LbLoad(), {}, lb.draining, self.now_s)
+                assert registry.heard(lb.session, None, {}, lb.draining, self.now_s)
             elif not (lb.runs and lb.frozen and not lb.cut):
-                registry.lost(lb.session, self.now_s)  # a frozen one keeps its connection
-                lb.session = 0
+                self.lose(lb)  # a frozen one keeps its connection
         for member in list(registry.watched()):
             lb = self.lbs[member.info.lb_id]
             if member.suspected(self.now_s, TIMING):
@@ -273,10 +276,8 @@ def test_worlds_where_anything_happens(block):
                 world.act()
             world.tick()
         for lb in world.lbs.values():  # everything works again
-            if not lb.runs:
-                world.boots += 1
-                lb.info = LbInfo(lb.info.lb_id, f"b{world.boots}", lb.info.region, "x:1", "", lb.info.clusters)
-            lb.runs, lb.frozen, lb.cut, lb.draining = True, False, False, False
+            world.heal(lb)
+            lb.draining = False
         for _ in range(round((TIMING.settle_max_s + 2) / TICK_S)):
             world.tick()
         assert all(not cluster.adopter for cluster in world.registry.federation.clusters)
@@ -313,10 +314,10 @@ def test_a_boot_that_was_replaced_does_not_come_back():
     old, new = LbInfo("x", "1", "a", "x:1"), LbInfo("x", "2", "a", "x:1")
     first = registry.register(old, 0.0)
     second = registry.register(new, 1.0)
-    assert not registry.heard(first, LbLoad(queue=9), {}, False, 2.0), "what an older boot says is void"
+    assert not registry.heard(first, "9 wait", {}, False, 2.0), "what an older boot says is void"
     registry.lost(first, 2.0)
     registry.left(first, 2.0)
-    assert registry.heard(second, LbLoad(queue=1), {}, False, 2.0)
+    assert registry.heard(second, "1 waits", {}, False, 2.0)
     with pytest.raises(FailedPrecondition):
         registry.register(old, 3.0)
     later = LbRegistry("e", 10.0)

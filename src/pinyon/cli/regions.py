@@ -11,8 +11,7 @@ from rich.console import Console
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
 from pinyon.cli.channel import add_timeout, add_tls_dir, open_channel
 from pinyon.cli.tables import table
-from pinyon.federation.members import LbState
-from pinyon.federation.view import Cluster, Federation
+from pinyon.federation.view import Cluster, Federation, LbState
 from pinyon.messages.federation import federation_from_proto
 from pinyon.runtime.identity import CONTROLLER
 

@@ -16,8 +16,7 @@ from pinyon.api.controller.v1 import controller_pb2
 from pinyon.cli.regions import served
 from pinyon.core.errors import Unavailable
 from pinyon.core.request import Role
-from pinyon.federation.members import LbState
-from pinyon.federation.view import Federation
+from pinyon.federation.view import Federation, LbState
 from pinyon.messages.enums import role_from_proto
 from pinyon.messages.federation import federation_from_proto
 

@@ -6,10 +6,11 @@ People add instances to clusters and remove them, beside what load balancers say
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
 
 from pinyon.core.errors import FailedPrecondition, ResourceExhausted
-from pinyon.federation.members import OwnedCluster
-from pinyon.federation.view import Cluster, ClusterName, Federation
+from pinyon.federation.view import Cluster, ClusterName, Federation, OwnedCluster
 from pinyon.federation.watched import WatchedBalancer
 
 CHANGES_MAX = 1024
@@ -21,63 +22,51 @@ def is_upstream(instance: str) -> bool:
     return "://" in instance
 
 
+@dataclass(slots=True, eq=False)
 class Changes:
-    """The changes by hand. The last word on an instance counts."""
+    """The changes of a cluster by hand. The last word on an instance counts."""
 
-    def __init__(self) -> None:
-        self._added: dict[ClusterName, dict[str, None]] = {}
-        self._removed: dict[ClusterName, dict[str, None]] = {}
-        self._recovered: dict[ClusterName, set[str]] = {}
-        """Instances of which only the last recovery has said something."""
+    added: dict[str, None] = field(default_factory=dict)
+    removed: dict[str, None] = field(default_factory=dict)
+    _recovered: set[str] = field(default_factory=set)
+    """Instances of which only the last recovery has said something."""
 
-    def add(self, cluster: ClusterName, instance: str) -> bool:
+    def add(self, instance: str) -> bool:
         """Adds an instance; True if it is news. Raises :class:`FailedPrecondition` for a worker not removed."""
-        self._recovered.get(cluster, set()).discard(instance)
-        removed = self._removed.get(cluster, {})
-        if instance in removed:
-            del removed[instance]
+        self._recovered.discard(instance)
+        if instance in self.removed:
+            del self.removed[instance]
             return True
         if not is_upstream(instance):
             raise FailedPrecondition(
                 f"{instance} was not removed; workers register with their conductor by themselves", field="instance"
             )
-        return _put(self._added.setdefault(cluster, {}), instance)
+        return _put(self.added, instance)
 
-    def remove(self, cluster: ClusterName, instance: str) -> bool:
+    def remove(self, instance: str) -> bool:
         """Removes an instance; returns whether this is news."""
-        self._recovered.get(cluster, set()).discard(instance)
-        self._added.get(cluster, {}).pop(instance, None)
-        return _put(self._removed.setdefault(cluster, {}), instance)
+        self._recovered.discard(instance)
+        self.added.pop(instance, None)
+        return _put(self.removed, instance)
 
-    def recover(self, cluster: ClusterName, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
+    def recover(self, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
         """Restores earlier changes, as far as nothing was said since and there is room for them.
 
         ``replaces``: they are later than those recovered last, of which nothing is left.
         """
-        recovered = self._recovered.pop(cluster, set())
-        if replaces:
-            for instances in (self._added, self._removed):
-                for instance in recovered:
-                    instances.get(cluster, {}).pop(instance, None)
-        said = {*self.added(cluster), *self.removed(cluster)}
-        recovered = self._recovered[cluster] = set()
-        for instances, before in ((self._added, added), (self._removed, removed)):
-            known = instances.setdefault(cluster, {})
+        for instance in self._recovered if replaces else ():
+            self.added.pop(instance, None)
+            self.removed.pop(instance, None)
+        self._recovered.clear()
+        said = {*self.added, *self.removed}
+        for known, before in ((self.added, added), (self.removed, removed)):
             for instance in before:
                 if instance not in said and len(known) < CHANGES_MAX:
                     _put(known, instance)
-                    recovered.add(instance)
+                    self._recovered.add(instance)
 
-    def forget(self, cluster: ClusterName) -> None:
-        self._added.pop(cluster, None)
-        self._removed.pop(cluster, None)
-        self._recovered.pop(cluster, None)
 
-    def added(self, cluster: ClusterName) -> tuple[str, ...]:
-        return tuple(self._added.get(cluster, ()))
-
-    def removed(self, cluster: ClusterName) -> tuple[str, ...]:
-        return tuple(self._removed.get(cluster, ()))
+NO_CHANGES: Final = Changes()
 
 
 def _put(instances: dict[str, None], instance: str) -> bool:
@@ -106,15 +95,14 @@ def cluster_of(key: ClusterName, owners: list[WatchedBalancer], changes: Changes
     asked = sorted([each for each in owners if each.serves] or owners, key=lambda each: each.registered)
     said = [cluster for member in asked for cluster in member.info.clusters if cluster.name == key[1]]
     conductor = said[-1].conductor
-    added, removed = changes.added(key), changes.removed(key)
-    upstreams = () if conductor else dict.fromkeys((*[url for each in said for url in each.upstreams], *added))
+    upstreams = () if conductor else dict.fromkeys((*[url for each in said for url in each.upstreams], *changes.added))
     return Cluster(
         region=key[0],
         name=key[1],
         conductor=conductor,
-        upstreams=tuple([each for each in upstreams if each not in removed]),
-        removed=removed,
-        added=added,
+        upstreams=tuple([each for each in upstreams if each not in changes.removed]),
+        removed=tuple(changes.removed),
+        added=tuple(changes.added),
         owners=tuple([each.info.lb_id for each in owners]),
         adopter=adopter,
     )

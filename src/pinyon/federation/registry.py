@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
-from pinyon.federation.clusters import Changes, cluster_of, is_upstream, owned_before, owners_of
+from pinyon.federation.clusters import NO_CHANGES, Changes, cluster_of, is_upstream, owned_before, owners_of
 from pinyon.federation.distances import Distances, Pair, Position
-from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.takeover import assign
-from pinyon.federation.view import ClusterName, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, ClusterName, Federation, LbInfo, LbState, Member, RegionView
 from pinyon.federation.watched import Timing, WatchedBalancer
 from pinyon.routing.geography import Geography
 
@@ -49,7 +49,7 @@ class LbRegistry:
         self._members_max = members_max
         self._started_s = started_s
         self._members: dict[str, WatchedBalancer] = {}
-        self._changes = Changes()
+        self._changes: dict[ClusterName, Changes] = {}
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
         """Epoch and version of a cluster's last news of the time before this controller, from its file or an owner."""
@@ -119,10 +119,8 @@ class LbRegistry:
         member.info, member.registered = info, self._serial
         self._publish()
 
-    def heard(
-        self, session: int, load: LbLoad | None, latencies_ms: Mapping[str, float], draining: bool, now_s: float
-    ) -> bool:
-        """Records a report. Returns False if the session is void."""
+    def heard(self, session: int, load: Any, latencies_ms: Mapping[str, float], draining: bool, now_s: float) -> bool:
+        """Records a report, with ``load`` if it is not None. Returns False if the session is void."""
         member = self._of(session)
         if member is None:
             return False
@@ -197,20 +195,20 @@ class LbRegistry:
     def add_instance(self, region: str, cluster: str, instance: str) -> bool:
         """Adds an instance to a cluster; returns whether this is news. Raises :class:`PinyonError` if it cannot be."""
         key = self._named(region, cluster)
-        known = cluster_of(key, self._owners()[key], self._changes, "")
+        known = self._cluster(key, self._owners()[key])
         if is_upstream(instance) and known.conductor:
             raise FailedPrecondition(
                 "its workers register with their conductor, which has no upstreams", field="instance"
             )
         if is_upstream(instance) and self._upstreams() >= UPSTREAMS_MAX:
             raise ResourceExhausted(f"there are {UPSTREAMS_MAX} upstreams")
-        changed = self._changes.add(key, instance)
+        changed = self._changes.setdefault(key, Changes()).add(instance)
         self._publish()
         return changed
 
     def remove_instance(self, region: str, cluster: str, instance: str) -> bool:
         """Removes an instance from a cluster; returns and raises as :meth:`add_instance`."""
-        changed = self._changes.remove(self._named(region, cluster), instance)
+        changed = self._changes.setdefault(self._named(region, cluster), Changes()).remove(instance)
         self._publish()
         return changed
 
@@ -241,7 +239,8 @@ class LbRegistry:
             if by is None or self._speaks_for(by, cluster.key, known):
                 later = epoch == known.epoch and version < known.version
                 self._recovered[cluster.key] = known.epoch, known.version
-                self._changes.recover(cluster.key, cluster.added, cluster.removed, replaces=later)
+                changes = self._changes.setdefault(cluster.key, Changes())
+                changes.recover(cluster.added, cluster.removed, replaces=later)
             if cluster.adopter:
                 self._adoptions.setdefault(cluster.key, cluster.adopter)
                 adopted.update(cluster.owners)
@@ -288,10 +287,7 @@ class LbRegistry:
         return key in self._recovered or len(self._recovered) < RECOVERED_MAX
 
     def _of(self, session: int) -> WatchedBalancer | None:
-        for member in self._members.values():
-            if member.session == session:
-                return member
-        return None
+        return next((member for member in self._members.values() if member.session == session), None)
 
     def _positions(self) -> dict[str, Position]:
         """Returns the positions of regions, each as said last."""
@@ -318,18 +314,22 @@ class LbRegistry:
         before = set(self._owners())
         del self._members[lb_id]
         for key in before - set(self._owners()):
-            self._changes.forget(key)
+            self._changes.pop(key, None)
             self._adoptions.pop(key, None)
             self._recovered.pop(key, None)
         for member in self._members.values():
             member.latencies_ms.pop(lb_id, None)
 
     def _upstreams(self) -> int:
-        added = sum([len(self._changes.added(key)) for key in self._owners()])
+        owners = self._owners()
+        added = sum([len(changes.added) for key, changes in self._changes.items() if key in owners])
         return added + sum([_upstreams_of(each.info) for each in self._members.values()])
 
     def _owners(self) -> dict[ClusterName, list[WatchedBalancer]]:
         return owners_of(self._members.values())
+
+    def _cluster(self, key: ClusterName, owners: list[WatchedBalancer]) -> Cluster:
+        return cluster_of(key, owners, self._changes.get(key, NO_CHANGES), self._adoptions.get(key, ""))
 
     def _named(self, region: str, cluster: str) -> ClusterName:
         names = [name for of, name in self._owners() if of == region]
@@ -355,12 +355,7 @@ class LbRegistry:
                     for _, each in sorted(self._members.items())
                 ]
             ),
-            clusters=tuple(
-                [
-                    cluster_of(key, owners, self._changes, self._adoptions.get(key, ""))
-                    for key, owners in self._owners().items()
-                ]
-            ),
+            clusters=tuple([self._cluster(key, owners) for key, owners in self._owners().items()]),
         )
         if view != self.federation:
             self.federation = replace(view, version=self.federation.version + 1)

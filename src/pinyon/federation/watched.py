@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from pinyon.federation.members import LbInfo, LbLoad, LbState
 from pinyon.federation.takeover import Standing
+from pinyon.federation.view import LbInfo, LbState
 
 DISPLACED_MAX = 8
 DOUBLINGS_MAX = 16
@@ -60,7 +61,8 @@ class WatchedBalancer:
     hearsay: bool = False
     """True if, until it is heard, only another load balancer's word says that it exists."""
     displaced: tuple[str, ...] = ()
-    load: LbLoad = field(default_factory=LbLoad)
+    load: Any = None
+    """The last report of its load, kept as it came; None: it has sent none."""
     latencies_ms: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -123,7 +125,7 @@ class WatchedBalancer:
         """Records a session of this boot, or of a newer one."""
         if info.boot_id != self.info.boot_id:
             self.displaced = (*self.displaced, self.info.boot_id)[-DISPLACED_MAX:]
-            self.load, self.latencies_ms = LbLoad(), {}
+            self.load, self.latencies_ms = None, {}
             self.draining = False
         if self.left:
             self.up_s = now_s

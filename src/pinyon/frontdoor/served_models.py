@@ -6,25 +6,23 @@ Sessions and watches report what they hear of servers and other load balancers. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.frontdoor.demands import Demands
+from pinyon.core.errors import InvalidArgument, ResourceExhausted, Unavailable
 from pinyon.frontdoor.failures import shown_names, unknown_model
-from pinyon.frontdoor.served import ServedModel
 from pinyon.routing.geography import ANYWHERE, Geography
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.prefix_tree import LongestPrefix
 from pinyon.routing.pushing import PUSHING_RULES, Blind, remote_pushing
 from pinyon.routing.target import Report, Routed, Target
-from pinyon.routing.two_layers import ModelRoom, Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
+from pinyon.routing.two_layers import Possible, RoutedRequest, RoutingChoice, TwoLayers, Where
 from pinyon.routing.under_way import UnderWay
 
 MODELS_MAX = 1024
@@ -32,11 +30,86 @@ MODEL_CHARS_MAX = 256
 """The maximum length of a model's name that another region reports."""
 ANY_DEMAND = 0
 """The demand of every request while there is nothing to choose."""
+DEMANDS_MAX = 4096
+WAITING_DEMANDS_MAX = 256
+"""The number of different demands that may wait before further choices of regions by clients are refused. Each is
+checked whenever there may be room."""
 REFUSED_FIRST_S: Final = 0.1
 """The first pause: as long as the next report takes anyway."""
 REFUSED_MAX_S: Final = 3.2
+RETRY_AFTER_S = 1.0
+_ANYWHERE = RoutedRequest(Routed(), exclude=frozenset())
 _HERE = RoutingChoice(Where.LOCAL)
 _WAIT = RoutingChoice(Where.WAIT)
+
+T = TypeVar("T")
+
+
+class ServedModel:
+    """One served model. While no target of it answers, requests wait for ``wait_s``."""
+
+    def __init__(self, name: str, layers: TwoLayers, wait_s: float) -> None:
+        self.name = name
+        self.layers = layers
+        self._wait_s = wait_s
+        self._waiting: set[asyncio.Timeout] = set()
+        self._alone: asyncio.TimerHandle | None = None
+        """The timer after which waiting requests are told that no target is there."""
+
+    def own_layers(self) -> list[Layer]:
+        """Returns the layers that are served from here: that of the region, and those of adopted clusters."""
+        return [self.layers.local, *[layer for _, layer in self.layers.adopted.values()]]
+
+    def targets(self) -> Iterator[Target]:
+        for layer in self.own_layers():
+            yield from layer
+        yield from self.layers.remote
+
+    @property
+    def live(self) -> bool:
+        """True if any target answers."""
+        return self.others(())
+
+    def others(self, exclude: tuple[()] | set[str]) -> bool:
+        """Returns whether any target answers that is not excluded."""
+        return any(target.live and target.name not in exclude for target in self.targets())
+
+    async def patiently(self, turn: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of ``turn``. Raises :class:`Unavailable` when no target has been there for too long."""
+        patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                self._waiting.add(patience)
+                try:
+                    self.look()
+                    return await turn
+                finally:
+                    self._waiting.discard(patience)
+        except TimeoutError:
+            raise self.nobody() from None
+
+    def look(self) -> None:
+        """Starts or stops the timer of waiting requests, after a change to whether any target answers."""
+        if self.live:
+            if self._alone is not None:
+                self._alone.cancel()
+                self._alone = None
+        elif self._waiting and self._alone is None and self._wait_s < inf:
+            self._alone = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
+
+    def nobody(self) -> Unavailable:
+        return Unavailable(f"No server of the model '{self.name}' is there.", retry_after_s=RETRY_AFTER_S)
+
+    def close(self) -> None:
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+
+    def _give_up(self) -> None:
+        self._alone = None
+        now = asyncio.get_running_loop().time()
+        for patience in self._waiting:
+            patience.reschedule(now)
 
 
 class ServedModels:
@@ -71,7 +144,11 @@ class ServedModels:
         self._clock = clock
         self._wait_s = inf  # requests for our own models wait for instances by themselves
         self.by_name: dict[str, ServedModel] = {}
-        self._demands = Demands(lambda: self.waiting())
+        self._demands: dict[int, tuple[str, RoutedRequest]] = {}
+        """The model of each demand, and a route that represents its requests."""
+        self._numbers: dict[str | tuple[str, frozenset[str], str, Collection[str]], int] = {}
+        """The demands by set of targets; for requests that may go wherever their model is served, also by its name."""
+        self._last_demand = ANY_DEMAND
         self._regions = frozenset((self.region,))
         self._under_way = UnderWay()
         self._pauses = Avoidance(first_s=REFUSED_FIRST_S, max_s=REFUSED_MAX_S)
@@ -267,7 +344,7 @@ class ServedModels:
         regions = frozenset((self.region, *self.others.values(), *self._adopted.values()))
         if regions != self._regions:
             self._regions = regions
-            self._demands.renumber()
+            self._numbers.clear()  # requests that wait keep their demands, by which others might miss a new region
         self._look()
 
     # -- where a request goes
@@ -347,21 +424,42 @@ class ServedModels:
     # -- the queue
 
     def demand(self, served: ServedModel, route: RoutedRequest) -> int:
-        """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises as
-        :meth:`Demands.number`."""
+        """Returns the number of the set of targets that the request may go to; equal sets have equal numbers. Raises
+        :class:`ResourceExhausted` for a new choice of regions when too many wait."""
         geography, geographies = self.geography, route.geographies
         if not self.selective and not self.restricts(route):
             return ANY_DEMAND
         if not geographies and not route.sender and not route.exclude and route.tenant not in geography.tenants:
-            return self._demands.plain(served.name, self._regions)
+            number = self._numbers.get(served.name)
+            if number is None:
+                self._numbers[served.name] = number = self._number(served.name, self._regions, _ANYWHERE)
+            return number
         tenant = route.tenant if route.tenant in geography.tenants else ""
         # Sets of targets are few, but clients can combine region names at will: so the number stands for the set.
         allowed = self._regions
         if geographies or tenant:
             allowed = frozenset(each for each in allowed if geography.serves(each, geographies, tenant).allowed)
-        return self._demands.number(
-            served.name, allowed, RoutedRequest(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
-        )
+        alike = RoutedRequest(Routed(), geographies, tenant, route.sender, frozenset(route.exclude))
+        return self._number(served.name, allowed, alike)
+
+    def _number(self, model: str, regions: frozenset[str], route: RoutedRequest) -> int:
+        """Returns the demand of requests like ``route``, with hashable exclusions, which law and contracts allow in
+        ``regions``."""
+        name = model, regions, route.sender, route.exclude
+        number = self._numbers.get(name)
+        if route.geographies and len(waiting := self.waiting()) >= WAITING_DEMANDS_MAX and number not in waiting:
+            raise ResourceExhausted(
+                "Too many different choices of regions wait for room. Please try again later.", retry_after_s=1.0
+            )
+        if number is None:
+            if len(self._demands) >= DEMANDS_MAX:
+                waiting = self.waiting()
+                self._demands = {each: known for each, known in self._demands.items() if each in waiting}
+                self._numbers = {key: each for key, each in self._numbers.items() if each in waiting}
+            self._last_demand = number = self._last_demand + 1
+            self._numbers[name] = number
+            self._demands[number] = model, route
+        return number
 
     def is_open(self, demand: int) -> bool:
         """Returns whether there is room for a demand, and also True if no room can come, which the request finds out
@@ -403,16 +501,7 @@ class ServedModels:
             news, self._news = self._news, None
             news.set()
 
-    # -- what other regions are told
-
-    def rooms(self, sharing: int, region: str) -> Iterator[tuple[str, ModelRoom]]:
-        """Yields for each model served here the room for requests of ``region``, shared by ``sharing`` load
-        balancers."""
-        now_s = self._clock()
-        for name, served in self.by_name.items():
-            room = served.layers.room_for(region, sharing, now_s)
-            if room is not None:
-                yield name, room
+    # -- what others are told
 
     def instances(self) -> Iterator[tuple[Target, bool]]:
         """Yields each target that serves requests from here, once per model, and whether it has room."""

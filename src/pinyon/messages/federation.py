@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
+from dataclasses import asdict
 from typing import Any, TypeVar
-
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from pinyon.api.controller.v1 import controller_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geography
 from pinyon.federation.clusters import CHANGES_MAX
 from pinyon.federation.distances import Position
-from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad, OwnedCluster
-from pinyon.federation.registry import MEMBERS_MAX
+from pinyon.federation.registry import LATENCIES_MAX, MEMBERS_MAX
 from pinyon.federation.registry import UPSTREAMS_MAX as ALL_UPSTREAMS_MAX
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster, RegionView
 from pinyon.federation.watched import DISPLACED_MAX
 from pinyon.messages.checks import check_address, check_id, check_text
 from pinyon.messages.enums import numbered
@@ -32,7 +29,6 @@ A cluster of several load balancers has more, and operators can add servers.
 """
 INSTANCES_MAX = 256
 REGIONS_MAX = 64
-LATENCIES_MAX = 256
 LATENCY_MS_MAX = 3.6e6
 T = TypeVar("T", bound=Collection[Any])
 _Check = Callable[[Any, str], Any]
@@ -40,19 +36,6 @@ _Check = Callable[[Any, str], Any]
 _URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?(?:/[A-Za-z0-9._~%/-]*)?")
 
 _STATE_NUMBERS, _STATES = numbered(LbState, controller_pb2, "LB_STATE")
-
-_COUNTS = (
-    *("queue", "in_flight", "available_instances", "instances"),
-    *("forwarded_total", "accepted_total", "hit_chunks_total", "asked_chunks_total"),
-)
-"""Counts of a load report with the same name in message and value."""
-_counts: Callable[[Any], tuple[int, ...]] = attrgetter(*_COUNTS)
-_OF_INSTANCE = ("name", "pending", "running", "outstanding", "available")
-_of_instance: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OF_INSTANCE)
-
-
-check_region = check_geography
-"""Returns a region's name if requests can allow or forbid it."""
 
 
 def check_url(url: str, field: str) -> str:
@@ -95,18 +78,18 @@ _Fields = Sequence[tuple[str, str, _Check]]
 _LB: _Fields = (
     ("lb_id", "lb_id", check_id),
     ("boot_id", "boot_id", check_id),
-    ("region", "region", check_region),
+    ("region", "region", check_geography),
     ("grpc_address", "grpc_address", check_address),
     ("http_url", "http_url", _or_none(check_url)),
 )
 _OWNED: _Fields = (
-    ("name", "name", check_region),
+    ("name", "name", check_geography),
     ("conductor", "conductor", _or_none(check_address)),
     ("upstreams", "upstream_urls", _urls(UPSTREAMS_MAX)),
 )
 _CLUSTER: _Fields = (
-    ("region", "region", check_region),
-    ("name", "name", check_region),
+    ("region", "region", check_geography),
+    ("name", "name", check_geography),
     ("conductor", "conductor", _or_none(check_address)),
     ("upstreams", "upstream_urls", _urls(ALL_UPSTREAMS_MAX)),
     ("removed", "removed_instances", _all(check_instance, CHANGES_MAX)),
@@ -114,7 +97,7 @@ _CLUSTER: _Fields = (
     ("owners", "owner_ids", _all(check_id, MEMBERS_MAX)),
     ("adopter", "adopter_id", check_text),
 )
-_REGION: _Fields = (("name", "name", check_region), ("tags", "tags", lambda tags, _: tuple(tags)))
+_REGION: _Fields = (("name", "name", check_geography), ("tags", "tags", lambda tags, _: tuple(tags)))
 _MEMBER: _Fields = (
     ("connected", "connected", lambda connected, _: connected),
     ("displaced", "displaced_boot_ids", _all(check_id, DISPLACED_MAX)),
@@ -129,12 +112,6 @@ def _from_proto(message: object, fields: _Fields, at: str) -> dict[str, Any]:
     return {attribute: check(getattr(message, field), f"{at}.{field}") for attribute, field, check in fields}
 
 
-def _position_to_proto(position: Position | None) -> controller_pb2.Position | None:
-    if position is None:
-        return None
-    return controller_pb2.Position(latitude=position.latitude, longitude=position.longitude)
-
-
 def _position_of(message: controller_pb2.LoadBalancerInfo | controller_pb2.Region) -> Position | None:
     if not message.HasField("position"):
         return None
@@ -145,7 +122,7 @@ def lb_info_to_proto(info: LbInfo) -> controller_pb2.LoadBalancerInfo:
     return controller_pb2.LoadBalancerInfo(
         **_to_proto(info, _LB),
         clusters=[controller_pb2.OwnedCluster(**_to_proto(each, _OWNED)) for each in info.clusters],
-        position=_position_to_proto(info.position),
+        position=asdict(info.position) if info.position else None,
     )
 
 
@@ -164,40 +141,17 @@ def _owned(message: controller_pb2.OwnedCluster, region: str, field: str) -> Own
     if bool(message.conductor) == bool(message.upstream_urls):
         raise InvalidArgument("must have either a conductor or upstreams", field=field)
     named = message.name or region
-    return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_region(named, f"{field}.name"))
+    return OwnedCluster(**_from_proto(message, _OWNED[1:], field), name=check_geography(named, f"{field}.name"))
 
 
-def lb_load_to_proto(load: LbLoad) -> controller_pb2.LoadBalancerLoad:
-    """Returns a load report; instances and regions beyond its maximum are left out."""
-    return controller_pb2.LoadBalancerLoad(
-        **dict(zip(_COUNTS, _counts(load), strict=True)),
-        forwarded_by_region=dict(list(load.forwarded_by_region.items())[:REGIONS_MAX]),
-        accepted_by_region=dict(list(load.accepted_by_region.items())[:REGIONS_MAX]),
-        per_instance=[
-            controller_pb2.InstanceLoad(**dict(zip(_OF_INSTANCE, _of_instance(each), strict=True)))
-            for each in load.per_instance[:INSTANCES_MAX]
-        ],
-    )
-
-
-def lb_load_from_proto(message: controller_pb2.LoadBalancerLoad) -> LbLoad:
-    """Returns a checked load report. Raises :class:`InvalidArgument`."""
-    few = _few(message.per_instance, INSTANCES_MAX, "load.per_instance")
-    return LbLoad(
-        **dict(zip(_COUNTS, _counts(message), strict=True)),
-        forwarded_by_region=_by_region(message.forwarded_by_region, "load.forwarded_by_region"),
-        accepted_by_region=_by_region(message.accepted_by_region, "load.accepted_by_region"),
-        per_instance=tuple([_instance_load(each) for each in few]),
-    )
-
-
-def _instance_load(message: controller_pb2.InstanceLoad) -> MemberLoad:
-    check_text(message.name, "load.per_instance.name", URL_CHARS_MAX)
-    return MemberLoad(*_of_instance(message))
-
-
-def _by_region(counts: Mapping[str, int], field: str) -> dict[str, int]:
-    return {check_region(name, field): count for name, count in _few(counts, REGIONS_MAX, field).items()}
+def check_load(load: controller_pb2.LoadBalancerLoad) -> controller_pb2.LoadBalancerLoad:
+    """Returns a load report that is within its limits. Raises :class:`InvalidArgument` for another one."""
+    for each in _few(load.per_instance, INSTANCES_MAX, "load.per_instance"):
+        check_text(each.name, "load.per_instance.name", URL_CHARS_MAX)
+    for field in ("forwarded_by_region", "accepted_by_region"):
+        for name in _few(getattr(load, field), REGIONS_MAX, f"load.{field}"):
+            check_geography(name, f"load.{field}")
+    return load
 
 
 def latencies_from_proto(latencies_ms: Mapping[str, float]) -> dict[str, float]:
@@ -214,7 +168,7 @@ def federation_to_proto(federation: Federation) -> controller_pb2.Federation:
         epoch=federation.epoch,
         version=federation.version,
         regions=[
-            controller_pb2.Region(**_to_proto(each, _REGION), position=_position_to_proto(each.position))
+            controller_pb2.Region(**_to_proto(each, _REGION), position=asdict(each.position) if each.position else None)
             for each in federation.regions
         ],
         load_balancers=[
@@ -241,21 +195,6 @@ def federation_from_proto(message: controller_pb2.Federation) -> Federation:
         members=tuple([_member(each, "load_balancers") for each in members]),
         clusters=tuple([Cluster(**_from_proto(each, _CLUSTER, "clusters")) for each in clusters]),
     )
-
-
-def federation_to_json(federation: Federation) -> dict[str, Any]:
-    return MessageToDict(federation_to_proto(federation))
-
-
-def federation_from_json(said: Any) -> Federation:
-    """Returns the federation, ignoring fields of later versions.
-
-    Raises :class:`InvalidArgument` for invalid fields, and ``ValueError`` for a document that is no federation.
-    """
-    try:
-        return federation_from_proto(ParseDict(said, controller_pb2.Federation(), ignore_unknown_fields=True))
-    except ParseError as error:
-        raise ValueError(str(error)) from None
 
 
 def _member(message: controller_pb2.LoadBalancer, field: str) -> Member:

@@ -21,9 +21,8 @@ from pinyon.cli.top_frame import (
     suite_frame,
 )
 from pinyon.core.errors import Unavailable
-from pinyon.federation.members import LbInfo, LbLoad, LbState, MemberLoad
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
-from pinyon.messages.federation import federation_to_proto, lb_load_to_proto
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, RegionView
+from pinyon.messages.federation import federation_to_proto
 from tests.tcp_server import tcp_server
 
 FEDERATION = Federation(
@@ -53,7 +52,7 @@ eu-0  decode-0     0    4     4  yes"""
 
 
 def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> ControllerSample:
-    load = LbLoad(
+    load = controller_pb2.LoadBalancerLoad(
         queue=3,
         in_flight=12,
         available_instances=1,
@@ -61,9 +60,12 @@ def sample(at_s: float, forwarded: int, hits: int, asked: int, **reply) -> Contr
         forwarded_total=forwarded,
         hit_chunks_total=hits,
         asked_chunks_total=asked,
-        per_instance=(MemberLoad("decode-0", 0, 4, 4, True), MemberLoad("decode-1", 2, 8, 10)),
+        per_instance=[
+            {"name": "decode-0", "running": 4, "outstanding": 4, "available": True},
+            {"name": "decode-1", "pending": 2, "running": 8, "outstanding": 10},
+        ],
     )
-    reports = {"eu-0": controller_pb2.LoadBalancerReport(load=lb_load_to_proto(load))}
+    reports = {"eu-0": controller_pb2.LoadBalancerReport(load=load)}
     return ControllerSample(
         at_s, controller_pb2.ListRegionsResponse(federation=federation_to_proto(FEDERATION), reports=reports, **reply)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pinyon.federation.members import LbInfo
+from pinyon.federation.view import LbInfo
 from services.controller.restarts import LbRestarts
 
 INFO = LbInfo("eu-0", "1", "eu", "10.0.0.1:8001", "http://eu.example.org")

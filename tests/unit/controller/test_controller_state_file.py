@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinyon.core.errors import Unavailable
-from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.view import Cluster, Federation, Member, RegionView
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, RegionView
 from services.controller import state_file
 from services.controller.state_file import StateFile, read_state
 

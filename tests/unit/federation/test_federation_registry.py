@@ -8,9 +8,8 @@ import pytest
 
 from pinyon.core.errors import FailedPrecondition, InvalidArgument, NotFound, PinyonError, ResourceExhausted
 from pinyon.federation.clusters import CHANGES_MAX
-from pinyon.federation.members import LbInfo, LbLoad, LbState, OwnedCluster
 from pinyon.federation.registry import VERSION_JUMP, LbRegistry
-from pinyon.federation.view import Cluster, Federation, Member
+from pinyon.federation.view import Cluster, Federation, LbInfo, LbState, Member, OwnedCluster
 from pinyon.federation.watched import Timing
 from pinyon.routing.geography import Geography, Rule
 
@@ -188,7 +187,7 @@ def test_two_regions_do_not_fight_for_one_name():
 def test_only_what_load_balancers_must_know_makes_a_version():
     world = World("a-0")
     version = world.registry.federation.version
-    world.registry.heard(world.sessions["a-0"], LbLoad(queue=7), {"b-0": 3.0}, False, world.now_s)
+    world.registry.heard(world.sessions["a-0"], "7 wait", {"b-0": 3.0}, False, world.now_s)
     world.later(1)
     assert world.registry.federation.version == version
     world.registry.update(world.sessions["a-0"], info("a-0", http_url="http://a:1"))

@@ -1,50 +1,16 @@
-"""The regions that a load balancer's certificate allows, both at other regions' doors and at its own start."""
+"""A load balancer whose certificate does not name its region says so when it starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from pinyon.api.lb.v1 import peer_pb2
-from pinyon.core.errors import InvalidArgument, PermissionDenied
-from pinyon.frontdoor.regions.inbound import Serving
-from pinyon.frontdoor.regions.links import PEER_VERSION
-from pinyon.frontdoor.regions.peer import PeerBalancer
-from pinyon.routing.geography import Geography
-from pinyon.runtime.identity import Identity, hosts_of
+from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.security import NO_SECURITY, Security
 from services.lb.balancer import check_region
 from services.lb.settings import LbSettings
 from tests.tls_files import TestAuthority
-
-CALLER = Identity("lb", "eu-0")
-
-
-def context_of(*names: str) -> SimpleNamespace:
-    return SimpleNamespace(peer_identities=lambda: [name.encode() for name in names] or None)
-
-
-@pytest.mark.parametrize(
-    ("names", "admitted"),
-    [
-        ((*CALLER.names, *hosts_of(CALLER, (), "eu")), True),
-        ((*CALLER.names, *hosts_of(CALLER, (), "us")), False),
-        (CALLER.names, False),
-        ((), True),
-    ],
-    ids=["its region", "another region", "no region", "no certificate"],
-)
-def test_a_peer_is_of_the_region_its_certificate_names(names, admitted):
-    door: Any = SimpleNamespace(own=PeerBalancer("us-0", "us", ""), models=SimpleNamespace(geography=Geography()))
-    hello = peer_pb2.PeerHello(region="eu", lb_id="eu-0", version=PEER_VERSION)
-    if admitted:
-        assert Serving._checked(door, hello, context_of(*names)).region == "eu"
-    else:
-        with pytest.raises(PermissionDenied, match="not one for the region eu"):
-            Serving._checked(door, hello, context_of(*names))
 
 
 def test_a_certificate_that_does_not_name_the_region_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,13 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from pinyon.core.errors import PinyonError, ResourceExhausted, Unavailable
 from pinyon.core.request import RequestClass, SamplingParams
-from pinyon.frontdoor.demands import DEMANDS_MAX, WAITING_DEMANDS_MAX
 from pinyon.frontdoor.instances.kind import routed
 from pinyon.frontdoor.instances.request import Request, Terms
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
 from pinyon.frontdoor.request_loop import SHARE, LoopLimits, RequestLoop
-from pinyon.frontdoor.served_models import ServedModels
+from pinyon.frontdoor.served_models import DEMANDS_MAX, WAITING_DEMANDS_MAX, ServedModels
 from pinyon.routing.geography import Geography
 from pinyon.routing.queue import RequestQueue
 from pinyon.routing.target import Report, Routed
@@ -134,8 +133,8 @@ def test_demands_that_nobody_waits_with_are_forgotten():
     for each in range(2 * DEMANDS_MAX):
         ways.demand(request(sender=f"s{each}"))
     assert ways.demand(request()) == first
-    assert len(ways._demands._by_number) <= DEMANDS_MAX
-    assert len(ways._demands._numbers) <= DEMANDS_MAX
+    assert len(ways._demands) <= DEMANDS_MAX
+    assert len(ways._numbers) <= DEMANDS_MAX
 
 
 def test_clients_cannot_make_any_number_of_demands_wait():

@@ -103,7 +103,8 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
             session.end_if_idle()
 
     def states(self, sharing: int, region: str) -> list[peer_pb2.ModelState]:
-        """Returns each model's state for a load balancer of that region, one of ``sharing`` that may send."""
+        """Returns each served model's state for a load balancer of that region, one of ``sharing`` that may send."""
+        now_s = self.clock()
         return [
             peer_pb2.ModelState(
                 model=model,
@@ -114,7 +115,8 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
                 running=room.running,
                 credits=room.share,
             )
-            for model, room in self.models.rooms(sharing, region)
+            for model, served in self.models.by_name.items()
+            if (room := served.layers.room_for(region, sharing, now_s)) is not None
         ]
 
     def admit(self, sender: PeerBalancer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:

@@ -7,10 +7,9 @@ import asyncio
 import grpc
 
 from pinyon.api.controller.v1 import controller_pb2, controller_pb2_grpc
-from pinyon.federation.members import LbInfo, LbLoad
-from pinyon.federation.view import Cluster, Federation, RegionView
-from pinyon.frontdoor.controller_session import ControllerSession
+from pinyon.federation.view import Cluster, Federation, LbInfo, RegionView
 from pinyon.messages.federation import federation_to_proto
+from tests.stub_membership import StubMembership
 
 WAIT_S = 60.0
 INFO = LbInfo("b-0", "1", "b", "h:1")
@@ -54,7 +53,6 @@ class Bench:
     def __init__(self) -> None:
         self.played = Played()
         self.federations: asyncio.Queue[Federation] = asyncio.Queue()
-        self.latencies_ms = {"a-0": 10.0}
         self.now_s = 100.0
 
     async def __aenter__(self) -> Bench:
@@ -62,14 +60,9 @@ class Bench:
         controller_pb2_grpc.add_ControllerServiceServicer_to_server(self.played, self.server)
         address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         await self.server.start()
-        self.session = ControllerSession(
-            address,
-            self.federations.put_nowait,
-            lambda: LbLoad(queue=7),
-            lambda: self.latencies_ms,
-            clock=lambda: self.now_s,
-            period_s=3600,
-        )
+        self.session = StubMembership(address, "b-0", self.federations.put_nowait, lambda: self.now_s, period_s=3600)
+        self.session.load_now.queue = 7
+        self.session.latencies_now = {"a-0": 10.0}
         self.session.start(INFO)
         return self
 
@@ -90,7 +83,7 @@ async def test_it_registers_reports_what_has_changed_and_says_farewell():
         bench.played.say(told("e", 1))
         await bench.news()
         assert bench.session.connected
-        bench.latencies_ms = {"a-0": 10.5, "c-0": 3.0}
+        bench.session.latencies_now = {"a-0": 10.5, "c-0": 3.0}
         bench.session.wake()
         second = await bench.played.hears()
         assert second.latencies_ms == {"c-0": 3.0}, "10.5 is no news"
@@ -154,7 +147,7 @@ async def test_one_that_cannot_take_it_goes_on():
         def broken(_: Federation) -> None:
             raise RuntimeError("a defect")
 
-        bench.session._on_federation = broken
+        bench.session.told = broken
         await bench.played.hears()
         bench.played.say(told("e", 5))
         async with asyncio.timeout(WAIT_S):
@@ -164,7 +157,7 @@ async def test_one_that_cannot_take_it_goes_on():
 
 
 async def test_without_a_controller_there_is_nothing():
-    session = ControllerSession("", lambda _: None, LbLoad)
+    session = StubMembership("", "b-0", lambda _: None)
     session.start(INFO)
     assert not session.connected
     assert session.adopted() == ()

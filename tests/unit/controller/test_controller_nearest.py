@@ -6,10 +6,9 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.federation.distances import Distances, Position, parse_distances
-from pinyon.federation.members import LbInfo, LbState
-from pinyon.federation.nearest import nearest
-from pinyon.federation.view import Federation, Member, RegionView
+from pinyon.federation.view import Federation, LbInfo, LbState, Member, RegionView
 from pinyon.routing.geography import Geography, Rule
+from services.controller.regions_page import nearest
 
 FRANKFURT, VIRGINIA, TOKYO = Position(50.11, 8.68), Position(38.95, -77.45), Position(35.68, 139.69)
 PARIS = Position(48.86, 2.35)
