@@ -83,7 +83,7 @@ class InFlightTable:
         self._placements: dict[str, _Placement] = {}
         """The placements by age: the oldest are in front."""
         self._prefills: dict[str, _Placement] = {}
-        """Those whose prefill part counts, by age too."""
+        """The placements whose prefill part counts, by age too."""
         self._unclaimed: dict[str, float] = {}
         """Placements that have not begun as far as their decode instance's session has said, and since when."""
         self._by_instance: dict[InstanceState, dict[str, None]] = {}
