@@ -83,9 +83,7 @@ class RdmaServer:
     def _resolve(self, inbound: InboundLink, lent: LentMemory, body: bytes) -> bytes:
         keys = rdma_wire.parse_keys(body)
         try:
-            grants = tell(
-                self._context, inbound, keys, rdma_wire.MAX_PARTS, lambda grant: _lend(lent, grant), RegionGrant
-            )
+            grants = tell(self._context, inbound, keys, lambda grant: _lend(lent, grant), RegionGrant)
         except VerbsError as error:
             _log.warning("memory cannot be lent to a peer: %s", error)
             return rdma_wire.pack_resolved(RdmaCode.NO_ROOM, [])

@@ -102,7 +102,7 @@ class _Session:
     # --- READ: the peer copies; it only asks where ---
 
     def _resolve(self, request: shm_wire.ShmRequestHead, keys: list[bytes], deadline: float) -> None:
-        places = tell(self._service.context, self._inbound, keys, shm_wire.MAX_SPANS, self._place, shm_wire.ShmPlace)
+        places = tell(self._service.context, self._inbound, keys, self._place, shm_wire.ShmPlace)
         self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
     def _place(self, grant: Grant) -> shm_wire.ShmPlace:

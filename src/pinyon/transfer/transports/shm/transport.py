@@ -46,8 +46,7 @@ class _Endpoint(Endpoint):
         self._memory = memory
         self._table = context.memory
         self._clock = context.clock
-        most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
-        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(*most)
+        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(context.limits.max_regions)
         self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))

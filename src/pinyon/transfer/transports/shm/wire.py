@@ -24,16 +24,13 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.segment import KEY_BYTES, Range
-from pinyon.transfer.types.spans import Spans
+from pinyon.transfer.types.spans import MAX_SPANS, Spans
 
 MAGIC = 0x5053
 RESOLVE = 1
 WRITE = 2
 REPLY_BIT = 0x80
 WRITE_DONE = WRITE | REPLY_BIT
-MAX_RANGES = MAX_FRAME_REQUESTS
-MAX_BYTES = MAX_FRAME_BYTES
-"""The bytes of one WRITE at most. Copying them takes far less than any stall limit, so no keep-alive is needed."""
 SEAL_BYTES = 16
 
 OK = 0
@@ -58,10 +55,8 @@ PROOF_BYTES = _PROOF.size
 HEAD_BYTES = _HEAD.size
 PLACE_BYTES = _PLACE.size
 SPAN_BYTES = _SPAN.size
-MAX_SPANS = 1 << 16
-"""The spans of all places in one answer at most."""
 RANGE_BYTES = _DESCRIPTOR.size + 8
-MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
+MAX_REQUEST_BYTES = HEAD_BYTES + MAX_FRAME_REQUESTS * RANGE_BYTES
 
 PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
 ADDRESS_SPACE = 1 << 63
@@ -151,12 +146,12 @@ def parse_request(head: bytes | memoryview) -> ShmRequestHead:
         raise WireError(f"bad magic {magic:#x}")
     if kind not in (RESOLVE, WRITE) or code:
         raise WireError(f"unknown request {kind} {code}")
-    if not 0 < ranges <= MAX_RANGES:
+    if not 0 < ranges <= MAX_FRAME_REQUESTS:
         raise WireError(f"{ranges} ranges in a request")
     if kind == RESOLVE:
         if nbytes:
             raise WireError("a RESOLVE with a payload")
-    elif not ranges <= nbytes <= MAX_BYTES:
+    elif not ranges <= nbytes <= MAX_FRAME_BYTES:
         raise WireError(f"{nbytes} bytes in a WRITE of {ranges}")
     return message
 
