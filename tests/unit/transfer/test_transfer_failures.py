@@ -193,7 +193,7 @@ def test_server_asks_the_initiator_for_its_proof() -> None:
         with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
             sock.sendall(handshake.pack_hello(handshake.Hello(1, 0, bytes(16), descriptor.boot_id, bytes(16), True)))
             reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-            assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK
+            assert handshake.parse_hello_reply(reply)[0] is handshake.HelloCode.OK
             sock.sendall(reply[-handshake.MAC_BYTES :])  # the server's own proof played back
             accept = sock.recv(handshake.ACCEPT_BYTES, socket.MSG_WAITALL)
             assert handshake.parse_accept(accept) is handshake.HelloCode.AUTH

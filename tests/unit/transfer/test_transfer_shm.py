@@ -613,7 +613,7 @@ def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> No
     codes = []
     for link in (first, dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)):
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        codes.append(shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code)
+        codes.append(shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))[0])
         link.stream.close(hard=True)
     assert codes == [shm_wire.OK, shm_wire.UNREACHABLE]
 
@@ -645,7 +645,7 @@ def dial_raw(near: Near, peer: ShmPeer) -> Link:
     mark = array("Q", link.marks.initiator)
     near.marks.append(mark)
     link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-    assert shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
+    assert shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))[0] == shm_wire.OK
     return link
 
 
@@ -679,7 +679,7 @@ def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> No
         link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, address)], deadline)
         proof = link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)
-        assert shm_wire.parse_proof(proof).code == shm_wire.UNREACHABLE
+        assert shm_wire.parse_proof(proof)[0] == shm_wire.UNREACHABLE
         link.stream.close(hard=True)
 
 

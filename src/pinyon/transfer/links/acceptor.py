@@ -42,8 +42,8 @@ class LinkService(Protocol):
     def serve(self, inbound: InboundLink) -> None:
         """Runs in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
 
-        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests it must
-        call the link's ``rest``, and ``work`` before the next: a resting link may be evicted."""
+        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. It takes requests by the link's
+        ``next_request`` or ``receive_request``: a link that rests between two may be evicted."""
         ...
 
 
@@ -73,32 +73,34 @@ class InboundLink:
         self._aborted = True
         self.stream.abort()
 
-    def work(self) -> None:
-        """Puts the link in use before a request is served, so that it is not evicted."""
-        self.resting = 0
+    def next_request(self, window: memoryview) -> int:
+        """Receives what comes next into the window, and polls for it first; returns the number of bytes.
 
-    def rest(self) -> None:
-        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another.
-
-        A request that comes just then is lost. Its initiator sends it again, as after any link that ended at rest."""
-        if not self.resting:
+        It is 0 if the link is closed, was evicted or has been idle for too long. A link that waits longer than it polls
+        rests: it may be evicted to make room for another. A request that comes just then is lost. Its initiator sends
+        it again, as after any link that ended at rest."""
+        got = self.stream.poll(window)
+        if got is None:
             self.resting = next(_turns)
+            got = self.stream.await_some(window, self._context.clock() + self._limits.idle_s)
+            self.resting = 0
+        return got
 
     def receive_request(self, head: memoryview) -> bool:
         """Receives the next request's header. The peer says every second or so that it uses what lives with the link.
 
         Returns False if the link is closed, was evicted or has been silent for too long."""
-        clock, resting = self._context.clock, False
+        clock = self._context.clock
         give_up = clock() + max(self._limits.idle_s, REST_S)
         while True:
-            deadline = give_up if resting else min(give_up, clock() + REST_S)
-            if self.stream.receive_or_idle(head, deadline):
-                self.work()
+            deadline = give_up if self.resting else min(give_up, clock() + REST_S)
+            if got := self.stream.await_some(head, deadline):
+                self.stream.receive([head[got:]], deadline)
+                self.resting = 0
                 return True
             if clock() < deadline or deadline == give_up:
                 return False
-            resting = True
-            self.rest()
+            self.resting = next(_turns)
 
     def _work(self) -> None:
         hard = True

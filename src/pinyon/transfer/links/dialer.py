@@ -165,10 +165,10 @@ def _shake_hands(
     )
     link.stream.send([hello], limit)
     reply_bytes = link.stream.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)
-    reply = handshake.parse_hello_reply(reply_bytes)
-    if reply.code is not handshake.HelloCode.OK:
-        raise DialRefused(_REASONS[reply.code])
-    if reply.server_boot != expected_boot:
+    code, server_boot = handshake.parse_hello_reply(reply_bytes)
+    if code is not handshake.HelloCode.OK:
+        raise DialRefused(_REASONS[code])
+    if server_boot != expected_boot:
         raise DialRefused(Reason.STALE_SEGMENT)
     link.marks = handshake.marks(hello, reply_bytes)
     if secret is None:

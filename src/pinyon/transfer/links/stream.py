@@ -209,15 +209,6 @@ class Stream:
             return least
         return moved
 
-    def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
-        """Fills ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
-
-        Returns False if the peer closed in good order, or the deadline passed before the first byte."""
-        moved = self.await_some(buffer, deadline)
-        if 0 < moved < len(buffer):
-            self.receive([buffer[moved:]], deadline)
-        return moved > 0
-
     def await_some(self, buffer: memoryview, deadline: float) -> int:
         """Receives what comes next; returns the number of bytes, 0 if the peer closed or the deadline passed."""
         try:

@@ -32,27 +32,23 @@ class TlsContexts:
         InvalidTransfer if a file cannot be read or does not fit."""
         self._files = certificate, key, ca
         self.peer_name = peer_name
-        self.server, self.client = _contexts(certificate, key, ca)
+        self.renew()
 
     def renew(self) -> None:
         """Reads the files again. Raises InvalidTransfer as above; the old contexts stay then."""
-        self.server, self.client = _contexts(*self._files)
-
-
-def _contexts(certificate: Path, key: Path, ca: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Returns ``(server, client)``, which demand a peer's certificate; its name is compared after the handshake."""
-    try:
-        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False
-        server.num_tickets = 0  # links live long, so nothing is resumed
-        for context in (server, client):
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(certificate, key)
-            context.load_verify_locations(ca)
-    except OSError as error:  # ssl.SSLError too
-        raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
-    return server, client
+        certificate, key, ca = self._files
+        try:
+            server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            client.check_hostname = False  # the peer's name is compared after the handshake
+            server.num_tickets = 0  # links live long, so nothing is resumed
+            for context in (server, client):
+                context.minimum_version = ssl.TLSVersion.TLSv1_3
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_cert_chain(certificate, key)
+                context.load_verify_locations(ca)
+        except OSError as error:  # ssl.SSLError too
+            raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
+        self.server, self.client = server, client
 
 
 class TlsStream(Stream):

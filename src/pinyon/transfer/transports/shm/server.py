@@ -37,9 +37,9 @@ class ShmService:
     def serve(self, inbound: InboundLink) -> None:
         stream = inbound.stream
         deadline = self.clock() + self.limits.connect_s
-        proof = shm_wire.parse_proof(inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        _, address = shm_wire.parse_proof(stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            seal = shm_wire.Seal(proof.address, inbound.marks.initiator)
+            seal = shm_wire.Seal(address, inbound.marks.initiator)
             peer = meet(stream, seal)
         except Unreachable as why:
             if str(why) not in self._told:
@@ -71,16 +71,9 @@ class _Session:
         self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
 
     def serve(self) -> None:
-        inbound, limits = self._inbound, self._service.limits
-        stream, inbox, clock = inbound.stream, self._inbox, self._service.clock
-        while True:
-            got = stream.poll(inbox)
-            if got is None:
-                inbound.rest()
-                got = stream.await_some(inbox, clock() + limits.idle_s)
-                inbound.work()
-            if not got:
-                return
+        limits, clock = self._service.limits, self._service.clock
+        stream, inbox = self._inbound.stream, self._inbox
+        while got := self._inbound.next_request(inbox):
             deadline = clock() + limits.base_deadline_s
             if got == shm_wire.WRITE_OF_ONE_BYTES and self._write_one(inbox, deadline):
                 continue

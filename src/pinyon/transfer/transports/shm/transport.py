@@ -258,10 +258,10 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     def _prove(self, link: Link, mark: array[int], deadline: float) -> PeerMemory:
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        proof = shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
-        if proof.code:
+        code, address = shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        if code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
-        return meet(link.stream, shm_wire.Seal(proof.address, link.marks.server))
+        return meet(link.stream, shm_wire.Seal(address, link.marks.server))
 
     def close(self) -> None:
         super().close()

@@ -72,12 +72,6 @@ class Seal(NamedTuple):
 NO_SEAL = Seal(0, bytes(SEAL_BYTES))
 
 
-class Proof(NamedTuple):
-    code: int
-    address: int
-    """The address of the sender's mark of the link (``links.handshake``), ``SEAL_BYTES`` long."""
-
-
 class ShmRequestHead(NamedTuple):
     kind: int
     code: int
@@ -108,14 +102,16 @@ def pack_proof(code: int, address: int = 0) -> bytes:
     return _PROOF.pack(MAGIC, code, address)
 
 
-def parse_proof(data: bytes) -> Proof:
-    """Parses a PROOF. Raises WireError if it is not one."""
+def parse_proof(data: bytes) -> tuple[int, int]:
+    """Parses a PROOF; returns its code, and the address of the sender's mark of the link (``links.handshake``).
+
+    The mark is ``SEAL_BYTES`` long. Raises WireError if it is not a PROOF."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
     magic, code, address = _PROOF.unpack(data)
     if magic != MAGIC or code not in (OK, UNREACHABLE):
         raise WireError("not a PROOF")
-    return Proof(code, _checked(address, SEAL_BYTES))
+    return code, _checked(address, SEAL_BYTES)
 
 
 def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:

@@ -34,14 +34,7 @@ class TcpService:
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
         window = inbox
-        while True:
-            got = stream.poll(window)
-            if got is None:
-                inbound.rest()
-                got = stream.await_some(window, self._clock() + limits.idle_s)
-                inbound.work()
-            if not got:
-                return
+        while got := inbound.next_request(window):
             deadline = self._clock() + limits.base_deadline_s
             got = self._serve_small(inbound, inbox, got, outbox, deadline)
             if not got:

@@ -204,19 +204,19 @@ class Connection(Endpoint):
         self.answered = True
         inbox, at = self._inbox, wire.FRAME_HEADER_BYTES
         refusals = None
-        reply = wire.parse_reply(inbox, frame)
-        if reply.code == wire.SOME_REFUSED:
+        code, payload = wire.parse_reply(inbox, frame)
+        if code == wire.SOME_REFUSED:
             at += frame.requests
             if got < at:
                 self._stream.receive([inbox[got:at]], deadline)
                 got = at
             refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
             wire.check_refusals(refusals)
-        elif reply.code != wire.ALL_OK:
-            return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else INTERNAL
+        elif code != wire.ALL_OK:
+            return _BAD_CHECKSUM if code == wire.BAD_CHECKSUM else INTERNAL
         if frame.opcode == wire.READ:
             buffers = _gather(chain, refusals) if chain is not None else []
-            if sum(map(len, buffers)) != reply.payload:
+            if sum(map(len, buffers)) != payload:
                 raise WireError("the reply's payload does not fit the accepted ranges")
             if not receive_payload(self._stream, buffers, seed, deadline, inbox[at:got]):
                 return _BAD_CHECKSUM
