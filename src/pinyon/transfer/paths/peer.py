@@ -16,7 +16,7 @@ from pinyon.transfer.chains.chain import INTERNAL, LATE, SHUTDOWN, Chain, ChainO
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
-from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
+from pinyon.transfer.paths.board import PathBoard, PathState
 from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, PeerPaths, Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
@@ -60,7 +60,7 @@ class Peer:
         self.lock = threading.Lock()
         """The lock of all that follows."""
         self.paths = PeerPaths(reach, remote)
-        self.board = PathBoard(PathLimits(), rng)
+        self.board = PathBoard(rng)
         self.running: dict[Chain, Path] = {}
         """Chains given to a path, whether a thread has taken them or not."""
         self.room: dict[Path, int] = {}
