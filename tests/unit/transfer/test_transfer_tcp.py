@@ -448,9 +448,8 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
 def test_a_link_that_is_refused_evicts_no_other(host) -> None:
     there = host(replace(PATIENT, max_inbound=1))
     with raw_link(there) as resting:
-        eventually(
-            lambda: any(link.resting for link in there.acceptor._places), "the link rests, so that it may be evicted"
-        )
+        links = there.acceptor._by_identity
+        eventually(lambda: any(link.resting for link in links.values()), "the link rests, so that it may be evicted")
         with raw_link(there, code=handshake.HelloCode.BUSY):  # its id is the resting link's
             frame = wire.Frame(READ, 1, 1, 100)
             resting.sendall(wire.pack_frame(frame, [(there.region.key, 0, 100)]))

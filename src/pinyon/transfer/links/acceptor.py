@@ -43,7 +43,7 @@ class LinkService(Protocol):
         """Runs in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
 
         May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. It takes requests by the link's
-        ``next_request`` or ``receive_request``: a link that rests between two may be evicted."""
+        ``await_request`` or ``receive_request``: a link that rests between two may be evicted."""
         ...
 
 
@@ -54,7 +54,7 @@ class InboundLink:
         self._acceptor = acceptor
         self._context = context = acceptor.context
         self._sock = sock
-        self._aborted = False
+        self.aborted = False
         self.resting = 0
         """The turn in which the link came to rest, among all links; 0 while it is in use."""
         limits = self._limits = context.limits
@@ -70,20 +70,18 @@ class InboundLink:
 
     def abort(self) -> None:
         """Makes the thread end soon; from any thread."""
-        self._aborted = True
+        self.aborted = True
         self.stream.abort()
 
-    def next_request(self, window: memoryview) -> int:
-        """Receives what comes next into the window, and polls for it first; returns the number of bytes.
+    def await_request(self, window: memoryview) -> int:
+        """Receives what comes next into the window; returns the number of bytes.
 
-        It is 0 if the link is closed, was evicted or has been idle for too long. A link that waits longer than it polls
-        rests: it may be evicted to make room for another. A request that comes just then is lost. Its initiator sends
-        it again, as after any link that ended at rest."""
-        got = self.stream.poll(window)
-        if got is None:
-            self.resting = next(_turns)
-            got = self.stream.await_some(window, self._context.clock() + self._limits.idle_s)
-            self.resting = 0
+        It is 0 if the link is closed, was evicted or has been idle for too long. Meanwhile the link rests: it may be
+        evicted to make room for another. A request that comes just then is lost. Its initiator sends it again, as after
+        any link that ended at rest."""
+        self.resting = next(_turns)
+        got = self.stream.await_some(window, self._context.clock() + self._limits.idle_s)
+        self.resting = 0
         return got
 
     def receive_request(self, head: memoryview) -> bool:
@@ -145,7 +143,7 @@ class InboundLink:
             limits, clock = self._limits, self._context.clock
             secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, clock)
             self.stream = secured
-            if self._aborted:  # ``abort`` came before the line above and hit the old stream
+            if self.aborted:  # ``abort`` came before the line above and hit the old stream
                 return False
             try:
                 secured.shake_hands(deadline)
@@ -220,9 +218,8 @@ class Acceptor:
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
         self._inbound: set[InboundLink] = set()
         """All links, including evicted ones whose threads have not ended yet."""
-        self._places: set[InboundLink] = set()
-        """Links whose handshake is complete, without evicted ones."""
         self._by_identity: dict[tuple[bytes, int], InboundLink] = {}
+        """Links whose handshake is complete. Those that are not aborted have a place."""
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
@@ -288,12 +285,12 @@ class Acceptor:
 
     def _has_room(self) -> bool:
         """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
-        if len(self._places) < self.context.limits.max_inbound:
+        placed = [link for link in self._by_identity.values() if not link.aborted]
+        if len(placed) < self.context.limits.max_inbound:
             return True
-        resting = [(turn, link) for link in self._places if (turn := link.resting)]
+        resting = [(turn, link) for link in placed if (turn := link.resting)]
         if resting:
             _, victim = min(resting, key=itemgetter(0))
-            self._places.remove(victim)
             victim.abort()
         return bool(resting)
 
@@ -313,7 +310,6 @@ class Acceptor:
                     break
                 if self._has_room():
                     del self._strangers[inbound]
-                    self._places.add(inbound)
                     inbound.identity = identity
                     self._by_identity[identity] = inbound
                     return handshake.HelloCode.OK
@@ -325,7 +321,6 @@ class Acceptor:
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
-            self._places.discard(inbound)
             if inbound.identity is not None:
                 self._by_identity.pop(inbound.identity, None)
 

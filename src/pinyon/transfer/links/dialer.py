@@ -21,7 +21,7 @@ from pinyon.transfer.types.request import Reason, TransferStatus
 _link_ids = itertools.count(1)
 
 LinkAddress = tuple[str, int] | str
-"""IP address (or name) and port, or the path of a Unix socket; a path that begins with ``@`` is an abstract one."""
+"""IP address (or name) and port, or the name of an abstract Unix socket (``@...``)."""
 
 
 class DialRefused(Exception):
@@ -144,11 +144,11 @@ def _connect_tcp(address: tuple[str, int], deadline: float, source: str, interfa
         del last  # else the error and this frame hold each other, and both hold the chain's memory
 
 
-def _connect_unix(path: str, timeout_s: float) -> socket.socket:
+def _connect_unix(name: str, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
-        sock.connect("\0" + path[1:] if path.startswith("@") else path)
+        sock.connect("\0" + name[1:])
     except BaseException:
         sock.close()
         raise

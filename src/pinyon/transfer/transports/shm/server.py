@@ -73,7 +73,12 @@ class _Session:
     def serve(self) -> None:
         limits, clock = self._service.limits, self._service.clock
         stream, inbox = self._inbound.stream, self._inbox
-        while got := self._inbound.next_request(inbox):
+        while True:
+            got = stream.poll(inbox)
+            if got is None:
+                got = self._inbound.await_request(inbox)
+            if not got:
+                return
             deadline = clock() + limits.base_deadline_s
             if got == shm_wire.WRITE_OF_ONE_BYTES and self._write_one(inbox, deadline):
                 continue

@@ -129,9 +129,7 @@ class _Endpoint(Endpoint):
             return DONE
         if got < whole:
             self.link.stream.receive([self._answer[got:whole]], deadline)
-        refusals = bytes(self._answer[shm_wire.HEAD_BYTES : whole])
-        wire.check_refusals(refusals)
-        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return _completed(bytes(self._answer[shm_wire.HEAD_BYTES : whole]))
 
     def close(self, *, hard: bool) -> None:
         super().close(hard=hard)
@@ -146,12 +144,8 @@ class _Endpoint(Endpoint):
         message_id = next(self._ids)
         request = shm_wire.pack_write(message_id, [part[3:] for part in slices], addresses, chain.nbytes)
         self.link.stream.send([request], chain.deadline)
-        code, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
-        refusals = None
-        if code == shm_wire.SOME_REFUSED:
-            refusals = self.link.stream.receive_bytes(size, chain.deadline)
-            wire.check_refusals(refusals)
-        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        _, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
+        return _completed(self.link.stream.receive_bytes(size, chain.deadline)) if size else DONE
 
     def _read(self, chain: Chain) -> ChainOutcome:
         for _ in range(_READ_TRIES):
@@ -194,6 +188,12 @@ class _Endpoint(Endpoint):
         self.link.stream.receive_some(self._head, shm_wire.HEAD_BYTES, deadline)
         self.answered = True
         return shm_wire.parse_answer(self._head, kind, count, message_id)
+
+
+def _completed(refusals: bytes) -> ChainOutcome:
+    """Returns the outcome of a WRITE that was refused in part. Raises WireError if the codes make no sense."""
+    wire.check_refusals(refusals)
+    return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
 
 
 def _plan_read(chain: Chain, places: dict[bytes, shm_wire.ShmPlace]) -> tuple[list[Move], int, bytes | None]:

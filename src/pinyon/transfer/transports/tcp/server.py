@@ -34,7 +34,12 @@ class TcpService:
         stream, limits = inbound.stream, self._limits
         inbox, outbox = memoryview(bytearray(INBOX_BYTES)), memoryview(bytearray(INBOX_BYTES))
         window = inbox
-        while got := inbound.next_request(window):
+        while True:
+            got = stream.poll(window)
+            if got is None:
+                got = inbound.await_request(window)
+            if not got:
+                return
             deadline = self._clock() + limits.base_deadline_s
             got = self._serve_small(inbound, inbox, got, outbox, deadline)
             if not got:
@@ -111,10 +116,10 @@ class TcpService:
         reading = frame.opcode == Opcode.READ
         if reading and early:
             raise WireError("bytes after a READ")
-        intact = True
+        code = wire.ALL_OK
         found, refusals, pinned = self._memory.admit(frame.opcode, ranges, inbound, inbound.abort)
         staged = None
-        failed = landing = False
+        landing = False
         accepted = frame.payload
         try:
             if refusals is not None:
@@ -130,25 +135,24 @@ class TcpService:
                     inbound.stream.keep_little()
                 send_payload(inbound.stream, wire.pack_reply(frame, refusals, accepted), buffers, seed, deadline)
             else:
-                intact = receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None)
+                if not receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None):
+                    code = wire.BAD_CHECKSUM
                 landing = True
-                if staged is not None and intact:
+                if staged is not None and code == wire.ALL_OK:
                     staged.land()
         except DeviceError as error:  # a READ failed before its reply, a WRITE after its payload: the link is in step
             _log.error("serving device memory failed: %s", error)
             if not reading and not landing:  # its payload is still to come
                 raise ConnectionAbortedError from None
-            failed = True
+            code = wire.FAULT
         finally:
             if staged is not None:
                 staged.buffer.release()
             self._memory.unpin(pinned, inbound)
-        if failed:
-            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.FAULT)], deadline)
-            return
-        if not intact:
-            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.BAD_CHECKSUM)], deadline)
-            _log.warning("a transfer frame arrived with a wrong checksum")
+        if code != wire.ALL_OK:
+            inbound.stream.send([wire.pack_reply(frame, None, 0, code=code)], deadline)
+            if code == wire.BAD_CHECKSUM:
+                _log.warning("a transfer frame arrived with a wrong checksum")
             return
         if not reading:
             if seed is None:

@@ -90,28 +90,24 @@ class Connection(Endpoint):
         and the region, which the caller has pinned."""
         stream, checked = self._stream, self._checked
         frame_id = self._frame_id = self._frame_id + 1
-        seed = 0
-        if opcode is Opcode.READ:
+        whole, seed = wire.FRAME_HEADER_BYTES, 0
+        if opcode is Opcode.READ or nbytes > SMALL_BYTES:
             head = wire.pack_frame_of_one(
                 wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
             )
-            stream.send_one(head, deadline)
-            # The good answer is worked out while the request is on its way.
-            if checked:
-                seed = seed_of(head)
-            whole = wire.FRAME_HEADER_BYTES + nbytes
-            if checked:
-                whole += wire.TRAILER_BYTES
-            good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
-        elif nbytes > SMALL_BYTES:
-            head = wire.pack_frame_of_one(
-                wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
-            )
-            # Packed before the payload moves, which pushes this code and its data out of the core's cache.
-            whole = wire.FRAME_HEADER_BYTES
-            good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
-            data = region.view[offset : offset + nbytes]
-            send_payload(stream, head, (data,), seed_of(head) if checked else None, deadline)
+            if opcode is Opcode.READ:
+                stream.send_one(head, deadline)
+                # The good answer is worked out while the request is on its way.
+                whole += nbytes
+                if checked:
+                    seed = seed_of(head)
+                    whole += wire.TRAILER_BYTES
+                good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
+            else:
+                # Packed before the payload moves, which pushes this code and its data out of the core's cache.
+                good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
+                data = region.view[offset : offset + nbytes]
+                send_payload(stream, head, (data,), seed_of(head) if checked else None, deadline)
         else:
             outbox = self._outbox
             if not outbox:
@@ -127,7 +123,6 @@ class Connection(Endpoint):
                 wire.pack_trailer_into(outbox, end, checksum_of(data, seed_of(outbox[: wire.FIRST_BYTES])))
                 end += wire.TRAILER_BYTES
             stream.send_one(outbox[:end], deadline)
-            whole = wire.FRAME_HEADER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
         self._asked = (opcode, region, offset, nbytes, seed, whole, good)
         return UNDER_WAY
