@@ -15,9 +15,6 @@ MAX_TIER_PATHS = 64
 """Pairs of NICs that a tier keeps: the first ones. Each NIC is in one, if no end has more NICs than this."""
 
 
-MAX_LOCATION_PAIRS = 256
-_MAX_REGIONS = 4096
-"""Regions of a peer for which the transports that do not reach them are remembered."""
 _NO_NIC = Nic("", "tcp", "", 0)
 """The NIC of a host that published none: it still has a tcp address, and its kernel chooses the interface."""
 
@@ -134,48 +131,3 @@ class Reach:
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:
         return bool(remote.shm) and remote.host_id == self.host_id
-
-
-class PeerPaths:
-    """The paths to one peer, as far as it has told about itself.
-
-    The caller serialises the calls, except calls of ``is_news``.
-    """
-
-    def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
-        self.remote = remote
-        self.beyond: dict[bytes, frozenset[str]] = {}
-        """Transports that, as the peer says, cannot reach a region of it, by the region's key."""
-        self._reach = reach
-        self._known: dict[tuple[str, str], Tiers] = {}
-        """The paths by memory locations."""
-
-    def is_news(self, remote: SegmentDescriptor) -> bool:
-        """Returns whether ``remote`` says anything about the peer's addresses that is new."""
-        mine = self.remote
-        if not remote.nics and not remote.shm:
-            return False
-        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
-
-    def learn(self, remote: SegmentDescriptor) -> None:
-        self.remote = remote
-        self._known.clear()
-
-    def exclude(self, region: bytes, transport: str) -> None:
-        """Notes that this transport does not reach the region."""
-        if len(self.beyond) >= _MAX_REGIONS:
-            self.beyond.clear()
-        self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
-
-    def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
-        """Returns the paths that reach all of these regions."""
-        where = local_location, remote_location
-        tiers = self._known.get(where)
-        if tiers is None:
-            if len(self._known) >= MAX_LOCATION_PAIRS:
-                self._known.clear()
-            tiers = self._known[where] = self._reach.tiers(self.remote, *where)
-        if self.beyond:
-            useless = {name for region in regions for name in self.beyond.get(region, ())}
-            tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
-        return tiers

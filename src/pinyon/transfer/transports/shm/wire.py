@@ -186,7 +186,7 @@ def pack_places(request: ShmRequestHead, places: Iterable[ShmPlace]) -> bytes:
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
         parts.append(_PLACE.pack(code, len(starts), address, *seal))
-        parts.append(pack_spans(starts, ends))
+        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
     body = b"".join(parts)
     return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
@@ -241,10 +241,6 @@ def parse_places(data: bytes, count: int) -> list[ShmPlace]:
     if at != len(data):
         raise WireError("places do not fill their space")
     return places
-
-
-def pack_spans(starts: Sequence[int], ends: Sequence[int]) -> bytes:
-    return b"".join([_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)])
 
 
 def parse_spans(data: bytes) -> Spans:

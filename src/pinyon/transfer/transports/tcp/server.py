@@ -124,9 +124,9 @@ class TcpService:
         try:
             if refusals is not None:
                 accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
-            if self._memory.staging.inbound.regions:
+            if self._memory.staging_in.regions:
                 patience = min(deadline, self._clock() + self._limits.stall_s)
-                staged = stage_ranges(self._memory.staging.inbound, frame.opcode, ranges, found, patience)
+                staged = stage_ranges(self._memory.staging_in, frame.opcode, ranges, found, patience)
                 if staged is not None:
                     ranges, found = staged.ranges, staged.found
             buffers = _gather(ranges, found, drain=not reading)
