@@ -6,17 +6,20 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pytest
 
+from launch.process import ROOT
 from pinyon.transfer import (
     Network,
     Nic,
@@ -43,6 +46,38 @@ PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_
 """The limits for all other tests: whatever ends within ``GENEROUS_S`` did not end by one of these limits."""
 
 
+class _Closes(Protocol):
+    def close(self) -> object: ...
+
+
+Made = TypeVar("Made", bound=_Closes)
+
+
+def all_closed(make: Callable[..., Made]) -> Iterator[Callable[..., Made]]:
+    """Yields a function that does what ``make`` does, and closes afterwards all that it made: for fixtures."""
+    made: list[Made] = []
+
+    def recorded(*args: Any, **named: Any) -> Made:
+        made.append(make(*args, **named))
+        return made[-1]
+
+    yield recorded
+    for one in made:
+        one.close()
+
+
+def start_engine(**arguments: Any) -> TransferEngine:
+    engine = TransferEngine(**arguments)
+    engine.start()
+    return engine
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., TransferEngine]]:
+    """Starts engines, which are closed at the end."""
+    yield from all_closed(start_engine)
+
+
 @dataclass
 class Pair:
     """An initiator with local memory, and remote memory that the test can inspect."""
@@ -55,10 +90,30 @@ class Pair:
     remote: Region
     segment: SegmentDescriptor
 
+    @classmethod
+    def of(cls, engine: TransferEngine, server: TransferEngine, near: bytearray, far: bytearray) -> Pair:
+        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        return cls(engine, server, near, far, local, remote, server.descriptor())
+
     def request(self, opcode: Opcode, local_offset: int, remote_offset: int, length: int) -> TransferRequest:
         return TransferRequest(
             opcode, self.local.key, local_offset, self.segment, self.remote.key, remote_offset, length
         )
+
+    def warm(self) -> None:
+        """Opens the short way, and lets shm learn where the far region lies."""
+        for opcode in (Opcode.READ, Opcode.WRITE) * 2:
+            assert self.engine.transfer([self.request(opcode, 0, 0, 64)])[0].ok
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the initiator waiting, by holding the lock of the server's table of access rights."""
+        with self.server._memory._lock:
+            yield
+
+
+def went_short(engine: TransferEngine) -> int:
+    return sum(one.short for one in engine.stats().paths)
 
 
 class Variant(NamedTuple):
@@ -118,17 +173,11 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     """The conformance suite's transports: ``make_pair(size, limits)``. New ones join by an entry of VARIANTS."""
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
-    engines: list[TransferEngine] = []
-
-    def start(limits: TransferLimits) -> TransferEngine:
-        engine = variant.engine(limits)
-        engine.start()
-        engines.append(engine)
-        return engine
+    engines = contextlib.ExitStack()
 
     def make(size: int = 1 << 20, limits: TransferLimits = PATIENT) -> Pair:
-        engine = start(limits)
-        server = engine if variant.same_process else start(limits)
+        engine = engines.enter_context(variant.engine(limits))
+        server = engine if variant.same_process else engines.enter_context(variant.engine(limits))
         near, far = zeroed(size)
         local = engine.register_local_memory(driver.tensor(near) if "near" in variant.on_device else near)
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
@@ -136,18 +185,28 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
 
     with fake_device() as driver:
         yield make
-    for engine in engines:
-        engine.close()
+    engines.close()
     assert not driver.pinned
 
 
 class Peer:
-    """An engine in another process, with one region of ``size`` bytes."""
+    """A process that serves one region of ``size`` bytes and prints its segment: by default one with an engine."""
 
-    def __init__(self, size: int, secret: str = "") -> None:
-        self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
-        self.segment = segment_of(self._process.stdout.readline().decode())
+    module = "tests.unit.transfer.transfer_peer"
+
+    def __init__(self, size: int, secret: str = "", under: Sequence[str] = ()) -> None:
+        """Starts the process ``under`` a command that runs commands, if one is given."""
+        arguments = [str(size), secret]
+        if under:
+            command = [*under, sys.executable, "-m", self.module, *arguments]
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        else:
+            self._process = forked.driven(self.module, arguments)
+        self.segment = segment_of(self.answer())
         self.key = self.segment.regions[0].key
+
+    def answer(self) -> Any:
+        return self._process.stdout.readline().decode()
 
     def kill(self) -> None:
         self._process.kill()
@@ -170,15 +229,7 @@ class Peer:
 
 @pytest.fixture
 def start_peer() -> Iterator[Callable[..., Peer]]:
-    peers: list[Peer] = []
-
-    def start(size: int = 1 << 20, secret: str = "") -> Peer:
-        peers.append(Peer(size, secret))
-        return peers[-1]
-
-    yield start
-    for peer in peers:
-        peer.close()
+    yield from all_closed(Peer)
 
 
 def open_files() -> set[str]:

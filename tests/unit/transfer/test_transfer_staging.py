@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
+from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.device import DeviceError
@@ -452,17 +452,8 @@ def test_only_what_a_transport_cannot_reach_is_staged(driver) -> None:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., TransferEngine]]:
-    engines: list[TransferEngine] = []
-
-    def start(*transports: str, limits: TransferLimits = PATIENT) -> TransferEngine:
-        engines.append(TransferEngine(transports=transports, limits=limits))
-        engines[-1].start()
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.close()
+def start(started) -> Callable[..., TransferEngine]:
+    return lambda *transports, limits=PATIENT: started(transports=transports, limits=limits)
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])

@@ -39,7 +39,15 @@ from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
 from pinyon.transfer.types.path import Path
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, cut_links, eventually, nothing_left_behind, users
+from tests.unit.transfer.conftest import (
+    GENEROUS_S,
+    PATIENT,
+    all_closed,
+    cut_links,
+    eventually,
+    nothing_left_behind,
+    users,
+)
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -100,16 +108,8 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., Host]]:
-    hosts: list[Host] = []
-
-    def make(*args, **named) -> Host:
-        hosts.append(Host(*args, **named))
-        return hosts[-1]
-
     with nothing_left_behind():
-        yield make
-        for one in hosts:
-            one.close()
+        yield from all_closed(Host)
 
 
 class Proxy:
