@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +32,9 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.links import handshake
 from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.links.handshake import HelloCode
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.forks import forked, until_stopped
@@ -230,6 +233,20 @@ class Peer:
 @pytest.fixture
 def start_peer() -> Iterator[Callable[..., Peer]]:
     yield from all_closed(Peer)
+
+
+@contextmanager
+def raw_link(
+    segment: SegmentDescriptor, link_id: int = 1, *, code: HelloCode = HelloCode.OK
+) -> Iterator[socket.socket]:
+    """Yields a tcp link to an engine without a secret that is set up by hand, and that is answered with ``code``."""
+    with socket.create_connection((segment.host, segment.port), timeout=GENEROUS_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = handshake.Hello(link_id, 0, bytes(16), segment.boot_id, bytes(16), False, handshake.Service.TCP)
+        sock.sendall(handshake.pack_hello(hello))
+        reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
+        assert handshake.parse_hello_reply(reply)[0] is code
+        yield sock
 
 
 def open_files() -> set[str]:

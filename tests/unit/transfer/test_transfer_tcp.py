@@ -46,6 +46,7 @@ from tests.unit.transfer.conftest import (
     cut_links,
     eventually,
     nothing_left_behind,
+    raw_link,
     users,
 )
 
@@ -417,13 +418,13 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     there = host(replace(PATIENT, max_inbound=2))
     first, second, third = host(), host(), host()
     assert first.run(WRITE, there.segment()) == DONE
-    with raw_link(there) as busy:
+    with raw_link(there.segment()) as busy:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
         eventually(lambda: users(there.table, there.region) == 1, "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
-        with raw_link(there, 2) as other:  # evicts the second link
+        with raw_link(there.segment(), 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: users(there.table, there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == ChainOutcome(TransferStatus.FAILED, Reason.BUSY)
@@ -447,10 +448,10 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
 
 def test_a_link_that_is_refused_evicts_no_other(host) -> None:
     there = host(replace(PATIENT, max_inbound=1))
-    with raw_link(there) as resting:
+    with raw_link(there.segment()) as resting:
         links = there.acceptor._by_identity
         eventually(lambda: any(link.resting for link in links.values()), "the link rests, so that it may be evicted")
-        with raw_link(there, code=handshake.HelloCode.BUSY):  # its id is the resting link's
+        with raw_link(there.segment(), code=handshake.HelloCode.BUSY):  # its id is the resting link's
             frame = wire.Frame(READ, 1, 1, 100)
             resting.sendall(wire.pack_frame(frame, [(there.region.key, 0, 100)]))
             reply = resting.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
@@ -586,19 +587,6 @@ def test_polling_can_be_off() -> None:
 # --- hostile bytes ---
 
 
-@contextlib.contextmanager
-def raw_link(
-    there: Host, link_id: int = 1, *, code: handshake.HelloCode = handshake.HelloCode.OK
-) -> Iterator[socket.socket]:
-    """Yields a link that is set up by hand, and that is answered with ``code``."""
-    with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
-        hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
-        sock.sendall(handshake.pack_hello(hello))
-        reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        assert handshake.parse_hello_reply(reply)[0] is code
-        yield sock
-
-
 @pytest.fixture(scope="module")
 def target() -> Iterator[Host]:
     one = Host(size=FUZZED)
@@ -659,7 +647,7 @@ def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) 
             noisy[place] ^= change
     allowed = _writable(bytes(noisy), target.region.key)
     target.memory[:] = bytes(FUZZED)
-    with raw_link(target) as sock, contextlib.suppress(OSError):
+    with raw_link(target.segment()) as sock, contextlib.suppress(OSError):
         sock.sendall(noisy)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(65536):
@@ -694,7 +682,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
 )
 def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
     here, there = host(), host()
-    with raw_link(there) as sock:
+    with raw_link(there.segment()) as sock:
         sock.sendall(noise)
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):

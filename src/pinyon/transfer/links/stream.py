@@ -86,12 +86,10 @@ class Stream:
         if self._quiet >= _TICKS_PER_STALL:
             raise Stalled
 
-    def send(self, buffers: Sequence[bytes | memoryview], deadline: float) -> None:
-        """Sends all bytes of all buffers. Raises Stalled, DeadlineReached, OSError."""
-        self._send_all(buffers, deadline, 0)
+    def send(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int = 0) -> None:
+        """Sends all bytes of all buffers; there were ``quiet`` ticks without a byte before.
 
-    def _send_all(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int) -> None:
-        """Sends all buffers; ``quiet`` is the number of ticks without a byte so far."""
+        Raises Stalled, DeadlineReached, OSError."""
         rest = buffers
         left = sum(map(len, buffers))
         self._quiet = quiet
@@ -118,10 +116,10 @@ class Stream:
         try:
             moved = self.sock.send(buffer)
         except self._timeouts:
-            self._send_all((buffer,), deadline, 1)
+            self.send((buffer,), deadline, 1)
             return
         if moved != len(buffer):
-            self._send_all((memoryview(buffer)[moved:],), deadline, 0)
+            self.send((memoryview(buffer)[moved:],), deadline)
 
     def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
         """Fills all buffers, straight from the socket.

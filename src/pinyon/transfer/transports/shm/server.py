@@ -138,8 +138,7 @@ class _Session:
         magic, kind, code, ranges, message_id, nbytes, key, offset, length, address = message
         if (magic, kind, code, ranges) != _ONE or not 0 < length == nbytes <= FETCH_BYTES or address >> 62:
             return False
-        if not self._watch.is_open():
-            raise ConnectionResetError("the peer closed the link")
+        self._check_open()
         data = self._peer.fetch_one(address, nbytes, self._seal)
         if data is None:
             raise ConnectionResetError("the peer's memory is gone")

@@ -20,7 +20,7 @@ from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
-from pinyon.transfer.transports.shm.seal import Seals, new_page
+from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.types.errors import WireError
@@ -236,7 +236,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         self.moves_bytes = context.limits.max_frame_bytes
         self.address = f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
-        self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))
+        self._seals = Seals(context.limits.max_grants + context.limits.max_regions)
         self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 

@@ -233,7 +233,7 @@ def parse_places(data: bytes, count: int) -> list[ShmPlace]:
             raise WireError(f"refusal code {code} with {spans} spans")
         if at + spans * SPAN_BYTES > len(data):
             raise WireError("places do not fill their space")
-        opened = parse_spans(data[at : at + spans * SPAN_BYTES])
+        opened = _parse_spans(data[at : at + spans * SPAN_BYTES])
         at += spans * SPAN_BYTES
         if spans:
             _checked(address, opened.ends[-1])
@@ -243,7 +243,7 @@ def parse_places(data: bytes, count: int) -> list[ShmPlace]:
     return places
 
 
-def parse_spans(data: bytes) -> Spans:
+def _parse_spans(data: bytes) -> Spans:
     """Parses spans. Raises WireError if they are empty or out of order."""
     pairs = list(_SPAN.iter_unpack(data))
     spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))
