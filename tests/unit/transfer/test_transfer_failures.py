@@ -42,6 +42,7 @@ from tests.unit.transfer.conftest import (
     nothing_left_behind,
     transfer_threads,
 )
+from tests.unit.transfer.listeners import LyingServer
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 8 << 20
@@ -205,38 +206,6 @@ def test_server_asks_the_initiator_for_its_proof() -> None:
             assert handshake.parse_accept(accept) is handshake.HelloCode.AUTH
             assert sock.recv(1) == b""
         assert server.stats().auth_failures == 1
-
-
-class LyingServer:
-    """A server that shakes hands, then does ``act(sock)`` per connection."""
-
-    def __init__(self, act) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16)
-        self.hellos: list[handshake.Hello] = []
-        self._act = act
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            with sock, contextlib.suppress(ConnectionError):
-                hello = sock.recv(handshake.HELLO_BYTES, socket.MSG_WAITALL)
-                self.hellos.append(handshake.parse_hello(hello)[1])
-                sock.sendall(handshake.pack_hello_reply(handshake.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
-                self._act(sock)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
 
 
 def head(sock) -> None:

@@ -49,6 +49,7 @@ from tests.unit.transfer.conftest import (
     raw_link,
     users,
 )
+from tests.unit.transfer.listeners import Proxy, Silent
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -111,94 +112,6 @@ class Host:
 def host() -> Iterator[Callable[..., Host]]:
     with nothing_left_behind():
         yield from all_closed(Host)
-
-
-class Proxy:
-    """A proxy between two hosts that forwards, changes or cuts as ``treat`` says, one connection at a time."""
-
-    def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
-        """Takes ``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self._target = target
-        self._treat = treat
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            with near, socket.create_connection(("127.0.0.1", self._target)) as far:
-                threads = [
-                    threading.Thread(target=self._pump, args=args, daemon=True)
-                    for args in (("there", near, far), ("back", far, near))
-                ]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join(GENEROUS_S)
-
-    def _pump(self, direction: str, source: socket.socket, target: socket.socket) -> None:
-        offset = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                treated = self._treat(direction, offset, data)
-                if treated is None:
-                    break
-                target.sendall(treated)
-                offset += len(data)
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
-
-
-class Silent:
-    """A server that shakes hands with all peers and never answers a frame."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        region = MemoryTable().register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
-        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16, (region,))
-        self.links: list[socket.socket] = []
-        self.got_frame = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            self.links.append(sock)
-            hello = sock.recv(handshake.HELLO_BYTES, socket.MSG_WAITALL)
-            sock.sendall(handshake.pack_hello_reply(handshake.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
-            if sock.recv(1):
-                self.got_frame.set()
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        for sock in self.links:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
-        for sock in self.links:
-            sock.close()
 
 
 # --- checksums ---
