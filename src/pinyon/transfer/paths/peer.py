@@ -90,7 +90,7 @@ class Peer:
         """Returns the short way, or None if there is none now or ``remote`` has news about the paths.
 
         Needs no lock: the user checks ``open`` once others can see that it uses the way."""
-        if self._beyond or self._is_news(remote):
+        if self._beyond or (remote is not self.remote and self._is_news(remote)):
             return None
         return self._short.get((local_location, remote_location))
 
@@ -127,7 +127,7 @@ class Peer:
 
     def learn(self, remote: SegmentDescriptor) -> None:
         """Learns what ``remote`` says about the peer's addresses, if that is new."""
-        if self._is_news(remote):
+        if remote is not self.remote and self._is_news(remote):
             with self.lock:
                 self.remote = remote
                 self._tiers.clear()
@@ -136,7 +136,7 @@ class Peer:
     def _is_news(self, remote: SegmentDescriptor) -> bool:
         """Returns whether ``remote`` says anything about the peer's addresses that is new. Needs no lock."""
         mine = self.remote
-        if remote is mine or (not remote.nics and not remote.shm):
+        if not remote.nics and not remote.shm:
             return False
         return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
 
