@@ -58,7 +58,7 @@ class InboundLink:
         self.resting = 0
         """The turn in which the link came to rest, among all links; 0 while it is in use."""
         limits = self._limits = context.limits
-        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
+        self.stream = Stream(sock, limits, context.clock)
         self.identity: tuple[bytes, int] | None = None
         """Client boot id and link id, once the handshake is complete."""
         self.marks = handshake.NO_MARKS
@@ -140,9 +140,7 @@ class InboundLink:
                 raise ConnectionResetError("the peer closed the connection")
             raise WireError("not a pinyon transfer connection")
         if tls is not None:
-            limits, clock = self._limits, self._context.clock
-            secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, clock)
-            self.stream = secured
+            self.stream = secured = TlsStream(self._sock, tls.server, self._limits, self._context.clock)
             if self.aborted:  # ``abort`` came before the line above and hit the old stream
                 return False
             try:

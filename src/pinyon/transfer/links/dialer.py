@@ -99,12 +99,12 @@ def dial(
     stream: Stream | None = None
     try:
         if (tls := context.tls) is not None and isinstance(address, tuple):
-            stream = TlsStream(sock, tls.client, limits.stall_s, limits.socket_buffer_bytes, clock)
+            stream = TlsStream(sock, tls.client, limits, clock)
             stream.shake_hands(limit)
             if not stream.peer_has(tls.peer_name):
                 raise DialRefused(Reason.UNAUTHENTICATED)
         else:
-            stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
+            stream = Stream(sock, limits, clock)
         link = Link(stream, next(_link_ids))
         _shake_hands(context, link, expected_boot, service, limit, replaces)
     except BaseException as error:

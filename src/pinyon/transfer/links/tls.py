@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.links.stream import DeadlineReached, Stream
 from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.limits import TransferLimits
 
 _JOIN_BYTES = 16 << 10
 """Buffers smaller than this are joined into one record."""
@@ -56,19 +56,11 @@ class TlsStream(Stream):
 
     sock: ssl.SSLSocket
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        stall_s: float,
-        buffer_bytes: int,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, limits: TransferLimits, clock: Clock) -> None:
         """Takes over ``sock``, which is connected; its side of TLS is the context's. Next comes ``shake_hands``."""
         server_side = context.protocol == ssl.PROTOCOL_TLS_SERVER
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
-        # No polling: bytes of a record are not bytes of the payload yet.
-        super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
+        super().__init__(wrapped, limits, clock, polls=False)  # bytes of a record are not bytes of the payload yet
         self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:
