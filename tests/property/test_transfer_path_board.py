@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pinyon.transfer.paths import board as boards
 from pinyon.transfer.paths.board import PathBoard
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Path, Tiers
 from tests.long import usually
 
 MIB = 1 << 20

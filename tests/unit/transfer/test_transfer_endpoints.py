@@ -29,7 +29,7 @@ from pinyon.transfer.links.endpoints import Endpoint, EndpointKey, Endpoints, Tr
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.unit.transfer.conftest import GENEROUS_S
 
 READ, WRITE = Opcode.READ, Opcode.WRITE

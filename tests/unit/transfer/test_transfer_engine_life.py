@@ -31,7 +31,7 @@ from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.limits import MAX_SUBMISSIONS
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pinyon.transfer.paths.reach import MAX_TIER_PATHS, Reach
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Nic, Path, Tiers
 from pinyon.transfer.types.segment import MAX_NICS, SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 

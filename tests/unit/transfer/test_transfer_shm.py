@@ -31,7 +31,7 @@ from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.shm.transport import ShmTransport
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.spans import Spans
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Peer, all_closed, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD

@@ -21,7 +21,7 @@ from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device

@@ -37,7 +37,7 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.long import usually
 from tests.unit.transfer.conftest import (
     GENEROUS_S,

@@ -32,7 +32,7 @@ from pinyon.transfer.links.dialer import Link, dial_failure
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, TransferStatus
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Path, Tiers
 
 PAUSE_MIN_S = 0.1
 PAUSE_MAX_S = 30.0

@@ -21,7 +21,7 @@ from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Path, Tiers
 from pinyon.transfer.types.request import Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 

@@ -17,7 +17,7 @@ from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
 _log = logging.getLogger(__name__)

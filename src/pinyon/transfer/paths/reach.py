@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic, same_network
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Nic, Path, Tiers, same_network
 from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 

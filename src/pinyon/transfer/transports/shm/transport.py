@@ -24,7 +24,7 @@ from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 

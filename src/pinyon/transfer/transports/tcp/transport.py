@@ -23,8 +23,7 @@ from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES
 from pinyon.transfer.transports.tcp.server import TcpService
 from pinyon.transfer.transports.tcp.wire import checksum_of, seed_of
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.nic import Nic
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Nic, Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
