@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from pinyon.transfer.links.acceptor import Acceptor
 from pinyon.transfer.links.handshake import HelloCode
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.cma import shm_available
-from tests.forks import forked, until_stopped
+from tests.forks import Driven, forked
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
 
@@ -192,7 +191,7 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     assert not driver.pinned
 
 
-class Peer:
+class Peer(Driven):
     """A process that serves one region of ``size`` bytes and prints its segment: by default one with an engine."""
 
     module = "tests.unit.transfer.transfer_peer"
@@ -210,24 +209,6 @@ class Peer:
 
     def answer(self) -> Any:
         return self._process.stdout.readline().decode()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        until_stopped(self._process.pid)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.thaw()
-            self.kill()
-        self._process.stdin.close()
-        self._process.stdout.close()
 
 
 @pytest.fixture
