@@ -12,16 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import (
-    BAD_BYTES,
-    GONE,
-    LATE,
-    LOST,
-    NO_CONNECTION,
-    STALLED,
-    Chain,
-    ChainOutcome,
-)
+from pinyon.transfer.chains.chain import BAD_BYTES, DONE, GONE, LATE, LOST, NO_CONNECTION, STALLED, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import DialRefused
@@ -33,7 +24,6 @@ from pinyon.transfer.types.nic import Path
 from tests.unit.transfer.conftest import GENEROUS_S
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
-DONE = ChainOutcome(TransferStatus.COMPLETED)
 REMOTE = SegmentDescriptor("127.0.0.1", 1, b"b" * 16)
 PATH, OTHER = Path("fake", "a", "x"), Path("fake", "b", "x")
 LIMITS = TransferLimits(max_endpoints=3, idle_s=10.0)

@@ -19,7 +19,7 @@ from dataclasses import replace
 import pytest
 
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
@@ -42,7 +42,6 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 4 << 20
 SHM = Path("shm", "", "")
 LIMITS = replace(PATIENT, connections_per_peer=2)
-DONE = ChainOutcome(TransferStatus.COMPLETED)
 
 
 class ShmPeer(Peer):

@@ -26,7 +26,7 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
-from pinyon.transfer.chains.chain import Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, LOST, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
@@ -55,8 +55,6 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
 FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
-DONE = ChainOutcome(TransferStatus.COMPLETED)
-LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_CHECKSUM = ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
