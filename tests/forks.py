@@ -96,6 +96,30 @@ class DrivenChild(ForkedChild):
         self.stdin, self.stdout = stdin, stdout
 
 
+class Driven:
+    """A test's hold on a process that it drives, freezes, thaws and kills; its ``_process`` comes from the heir."""
+
+    _process: DrivenChild | subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(ANSWER_S)
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        until_stopped(self._process.pid)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):  # a command that was never read
+                stream.close()
+
+
 class ForkServer:
     """A fork server that starts at first use and ends with this process."""
 

@@ -14,7 +14,6 @@ import os
 import random
 import select
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.forks import forked, until_stopped
+from tests.forks import Driven, forked
 from tests.waiting import WAIT_S, wait_until
 
 SEED = int(os.environ.get("PINYON_CHAOS_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -59,7 +58,7 @@ class SharedBuffer:
         os.close(self._file)
 
 
-class HostProcess:
+class HostProcess(Driven):
     """A process that a test drives, by default one with an engine; commands and answers are in order."""
 
     def __init__(
@@ -103,26 +102,6 @@ class HostProcess:
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
-
-    # --- faults ---
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(WAIT_S)
-
-    def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        until_stopped(self.pid)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):  # a command that was never read
-                stream.close()
 
 
 # --- namespaces ---

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pinyon.transfer.paths.board import PathBoard, PathLimits
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.paths import board as boards
+from pinyon.transfer.paths.board import PathBoard
+from pinyon.transfer.types.nic import Path, Tiers
 from tests.long import usually
 
 MIB = 1 << 20
@@ -23,8 +24,15 @@ def tier(transport: str, *pairs: str) -> tuple[Path, ...]:
     return tuple(Path(transport, *pair.split("-")) for pair in pairs)
 
 
-def board(seed: int = 1, **limits: float) -> PathBoard:
-    return PathBoard(PathLimits(**limits), random.Random(seed))
+def board(seed: int = 1) -> PathBoard:
+    return PathBoard(random.Random(seed))
+
+
+class NoChance(random.Random):
+    """Chance that shortens no pause."""
+
+    def random(self) -> float:
+        return 0.0
 
 
 # ---------------------------------------------------------------- the records
@@ -34,7 +42,7 @@ def board(seed: int = 1, **limits: float) -> PathBoard:
 class Chain:
     path: Path
     nbytes: int
-    began: int
+    began: float
     echo: bool = False
     """True if it was in flight when its path failed."""
 
@@ -63,16 +71,15 @@ class BoardModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits = PathLimits(pause_min_s=3.0, pause_max_s=20.0)
-        self.board = PathBoard(self.limits, random.Random(7))
-        self.now = 0
+        self.board = PathBoard(random.Random(7))
+        self.now = 0.0
         self.known = {path: Known() for path in self.PATHS}
         self.down: set[str] = set()
         self.chains: list[Chain] = []
 
     def tick(self) -> None:
         """Advances the clock, so that "in flight at the same time" has one meaning."""
-        self.now += 1
+        self.now += 1 / 32  # the first pause takes some three of these; sums of them are exact
 
     def usable(self, path: Path) -> bool:
         return not self.known[path].avoided and path.local_nic not in self.down
@@ -85,8 +92,8 @@ class BoardModel(RuleBasedStateMachine):
     def check_pause(self, path: Path, ends: float) -> None:
         """Checks the pause after a failure that counts."""
         known = self.known[path]
-        longest = min(self.limits.pause_max_s, self.limits.pause_min_s * self.limits.pause_growth**known.pauses)
-        assert longest * (1 - self.limits.pause_jitter) - 1e-6 <= ends - self.now <= longest + 1e-6
+        longest = min(boards.PAUSE_MAX_S, boards.PAUSE_MIN_S * boards.PAUSE_GROWTH**known.pauses)
+        assert longest * (1 - boards.PAUSE_JITTER) - 1e-6 <= ends - self.now <= longest + 1e-6
         known.avoided = True
         known.failures += 1
         known.pauses += 1
@@ -102,7 +109,7 @@ class BoardModel(RuleBasedStateMachine):
         self.tick()
         tiers = self.TIERS[first_tier:]
         if insist:
-            path = self.board.choose_any(tiers, nbytes, float(self.now))
+            path = self.board.choose_any(tiers, nbytes, self.now)
         else:
             path = self.board.choose(tiers, nbytes)
         usable = [[one for one in group if self.usable(one)] for group in tiers]
@@ -118,7 +125,7 @@ class BoardModel(RuleBasedStateMachine):
             assert path in left
             up = [one for one in left if one.local_nic not in self.down]
             assert not up or path in up
-            waits = {one: max(float(self.now), self.known[one].ends) for one in up}
+            waits = {one: max(self.now, self.known[one].ends) for one in up}
             assert not up or waits[path] == min(waits.values())
         else:
             assert path is None
@@ -135,7 +142,7 @@ class BoardModel(RuleBasedStateMachine):
         chain = self.take(which)
         if chain is None:
             return
-        self.board.completed(chain.path, chain.nbytes, float(self.now - chain.began), float(self.now))
+        self.board.completed(chain.path, chain.nbytes, self.now - chain.began, self.now)
         if not chain.echo:
             known = self.known[chain.path]
             known.avoided = False
@@ -153,7 +160,7 @@ class BoardModel(RuleBasedStateMachine):
         chain = self.take(which)
         if chain is None:
             return
-        pause = self.board.failed(chain.path, chain.nbytes, float(self.now - chain.began), float(self.now))
+        pause = self.board.failed(chain.path, chain.nbytes, self.now - chain.began, self.now)
         known = self.known[chain.path]
         if not chain.echo:
             self.check_pause(chain.path, self.now + pause)
@@ -165,7 +172,7 @@ class BoardModel(RuleBasedStateMachine):
     @rule(most=st.integers(0, 3))
     def probe(self, most: int) -> None:
         self.tick()
-        due = self.board.begin_probes(float(self.now), most)
+        due = self.board.begin_probes(self.now, most)
         expected = [
             path
             for path, known in self.known.items()
@@ -190,7 +197,7 @@ class BoardModel(RuleBasedStateMachine):
             self.board.recovered(path)
             known.avoided = False
             return
-        self.board.probe_failed(path, float(self.now))
+        self.board.probe_failed(path, self.now)
         if known.avoided and not known.probe_echo:
             (state,) = [one for one in self.board.snapshot() if one.path == path]
             self.check_pause(path, state.pause_ends)
@@ -205,13 +212,13 @@ class BoardModel(RuleBasedStateMachine):
     def nic_up(self, name: str) -> None:
         self.tick()
         remembered = {state.path for state in self.board.snapshot()}
-        self.board.nic_up(name, float(self.now))
+        self.board.nic_up(name, self.now)
         if name in self.down:
             self.down.remove(name)
             for path in remembered:
                 if path.local_nic == name:
                     self.known[path].avoided = True
-                    self.known[path].ends = float(self.now)
+                    self.known[path].ends = self.now
                     self.outage(path)
 
     @invariant()
@@ -517,7 +524,7 @@ def fail_once(paths: PathBoard, path: Path, now: float) -> float:
 
 
 def test_pauses_double_to_the_longest_and_reset_on_a_transfer() -> None:
-    paths = board(pause_jitter=0.0)
+    paths = PathBoard(NoChance())
     pauses = [fail_once(paths, TCP, 100.0 * n) for n in range(12)]
     assert pauses == pytest.approx([0.1 * 2**n for n in range(9)] + [30.0] * 3)
     paths.recovered(TCP)
@@ -530,7 +537,7 @@ def test_pauses_double_to_the_longest_and_reset_on_a_transfer() -> None:
 
 
 def test_if_all_paths_are_avoided_pause_then_queue_decide() -> None:
-    paths = board(pause_jitter=0.0)
+    paths = PathBoard(NoChance())
     for path, times in zip(FOUR, (3, 2, 1, 4), strict=True):
         for _ in range(times):
             pause = fail_once(paths, path, 0.0)
@@ -561,7 +568,7 @@ def test_a_nic_that_came_back_is_probed_before_its_pause_ends() -> None:
 
 
 def test_a_probe_and_a_chain_that_fail_in_one_outage_count_once() -> None:
-    paths = board(pause_jitter=0.0)
+    paths = PathBoard(NoChance())
     fail_once(paths, TCP, 0.0)
     assert paths.begin_probes(1.0, 9) == [TCP]
     assert fail_once(paths, TCP, 2.0) == pytest.approx(0.2)
@@ -579,7 +586,7 @@ def test_pauses_differ_between_peers() -> None:
 
 
 def test_chains_that_fail_together_count_once() -> None:
-    paths = board(pause_jitter=0.0)
+    paths = PathBoard(NoChance())
     for _ in range(5):
         paths.started(TCP, MIB)
     assert paths.failed(TCP, MIB, 2.0, 10.0) == pytest.approx(0.1)
@@ -602,8 +609,9 @@ def test_a_chain_ends_once(end: str) -> None:
             getattr(paths, end)(path, 10, *clock)
 
 
-def test_a_bounded_number_of_paths_is_remembered() -> None:
-    paths = board(max_paths=10)
+def test_a_bounded_number_of_paths_is_remembered(monkeypatch) -> None:
+    monkeypatch.setattr(boards, "MAX_PATHS", 10)
+    paths = board()
     kept, avoided = tier("tcp", "kept-", "avoided-")
     paths.started(kept, 1)
     fail_once(paths, avoided, 0.0)

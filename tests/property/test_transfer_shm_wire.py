@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pinyon.transfer import WireError
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.wire import Seal, ShmPlace, ShmRequestHead
+from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.types.request import Reason
-from pinyon.transfer.types.spans import Spans, merge_ranges
+from pinyon.transfer.types.spans import MAX_SPANS, Spans, merge_ranges
 
 keys = st.binary(min_size=16, max_size=16)
 addresses = st.integers(0, (1 << 62) - 1)
@@ -87,7 +88,7 @@ def test_an_answer_has_a_bounded_number_of_spans() -> None:
     def head(nbytes: int) -> bytes:
         return shm_wire._HEAD.pack(shm_wire.MAGIC, shm_wire.RESOLVE | shm_wire.REPLY_BIT, 0, 2, 1, nbytes)
 
-    most = 2 * shm_wire.PLACE_BYTES + shm_wire.MAX_SPANS * shm_wire.SPAN_BYTES
+    most = 2 * shm_wire.PLACE_BYTES + MAX_SPANS * shm_wire.SPAN_BYTES
     assert shm_wire.parse_answer(head(most), shm_wire.RESOLVE, 2, 1) == (shm_wire.OK, most)
     for wrong in (most + 1, 2 * shm_wire.PLACE_BYTES - 1):
         with pytest.raises(WireError):
@@ -128,7 +129,7 @@ def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, messag
     with suppress(WireError):
         head, body = split(bytes(data))
         ranges, here = shm_wire.parse_ranges(body, head) if head.kind == shm_wire.WRITE else ([], ())
-        assert sum(length for _, _, length in ranges) <= shm_wire.MAX_BYTES
+        assert sum(length for _, _, length in ranges) <= MAX_FRAME_BYTES
         assert all(address < 1 << 63 for address in here)
 
 
@@ -136,9 +137,9 @@ def test_a_changed_write_is_another_valid_one_or_a_wire_error(at, change, messag
     "change",
     [
         {"ranges": 0},
-        {"ranges": shm_wire.MAX_RANGES + 1},
+        {"ranges": MAX_FRAME_REQUESTS + 1},
         {"ranges": 8},  # more ranges than bytes
-        {"nbytes": shm_wire.MAX_BYTES + 1},
+        {"nbytes": MAX_FRAME_BYTES + 1},
         {"nbytes": 0},
         {"kind": 3},
         {"code": 1},

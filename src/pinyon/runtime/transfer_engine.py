@@ -121,7 +121,7 @@ def _network(settings: TransferSettings) -> tuple[tuple[Nic, ...], Topology | No
     if missing:
         raise InvalidTransfer(f"no such NIC, or it has no address: {', '.join(sorted(missing))}", field="nics")
     if given is None:
-        given = build_topology(inventory, "rdma", names).merged(build_topology(inventory, "tcp", names))
+        given = build_topology(inventory, "all", names)
     if not settings.has_tls and not settings.allow_insecure:
         for nic in nics:
             if nic.transport != "tcp" or not is_loopback(nic.address):

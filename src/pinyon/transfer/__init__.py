@@ -16,9 +16,8 @@ _WHERE = {
     "types.errors": "EngineClosed InvalidTransfer TransferCancelled TransferError TransferFailed TransferLimitReached "
     "TransferRefused TransferTimeout WireError",
     "types.limits": "TransferLimits",
-    "types.nic": "Nic",
+    "types.nic": "Nic Path",
     "types.options": "Network Transports",
-    "types.path": "Path",
     "types.request": "Opcode Reason TransferRequest TransferResult TransferStatus raise_for_failure",
     "types.segment": "RegionDescriptor SegmentDescriptor",
     "types.stats": "LATENCY_BUCKETS_S PathStats TransferStats",

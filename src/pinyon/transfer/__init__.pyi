@@ -15,9 +15,8 @@ from pinyon.transfer.types.errors import (
     WireError,
 )
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic
+from pinyon.transfer.types.nic import Nic, Path
 from pinyon.transfer.types.options import Network, Transports
-from pinyon.transfer.types.path import Path
 from pinyon.transfer.types.request import (
     Opcode,
     Reason,

@@ -20,7 +20,7 @@ from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.rdma.transport import RdmaTransport
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.rdma.inside import rdma_peer
 from tests.rdma.inside.rdma_nics import rdma_nic
 

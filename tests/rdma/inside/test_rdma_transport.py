@@ -20,7 +20,7 @@ from pinyon.transfer.transports.rdma import server as rdma_server
 from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.queue_pair import QueuePair
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.rdma.inside.nics import nic
 from tests.rdma.inside.rdma_hosts import (
     GENEROUS_S,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pytest
 
+from launch.process import ROOT
 from pinyon.transfer import (
     Network,
     Nic,
@@ -28,10 +31,12 @@ from pinyon.transfer import (
     TransferRequest,
     Transports,
 )
+from pinyon.transfer.links import handshake
 from pinyon.transfer.links.acceptor import Acceptor
+from pinyon.transfer.links.handshake import HelloCode
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.cma import shm_available
-from tests.forks import forked, until_stopped
+from tests.forks import Driven, forked
 from tests.segments import segment_of
 from tests.unit.transfer.fake_device import fake_device
 
@@ -41,6 +46,38 @@ GENEROUS_S = 30.0
 """Far more than any bound under test, far less than a hang."""
 PATIENT = TransferLimits(stall_s=4 * GENEROUS_S, connect_s=4 * GENEROUS_S, base_deadline_s=4 * GENEROUS_S)
 """The limits for all other tests: whatever ends within ``GENEROUS_S`` did not end by one of these limits."""
+
+
+class _Closes(Protocol):
+    def close(self) -> object: ...
+
+
+Made = TypeVar("Made", bound=_Closes)
+
+
+def all_closed(make: Callable[..., Made]) -> Iterator[Callable[..., Made]]:
+    """Yields a function that does what ``make`` does, and closes afterwards all that it made: for fixtures."""
+    made: list[Made] = []
+
+    def recorded(*args: Any, **named: Any) -> Made:
+        made.append(make(*args, **named))
+        return made[-1]
+
+    yield recorded
+    for one in made:
+        one.close()
+
+
+def start_engine(**arguments: Any) -> TransferEngine:
+    engine = TransferEngine(**arguments)
+    engine.start()
+    return engine
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., TransferEngine]]:
+    """Starts engines, which are closed at the end."""
+    yield from all_closed(start_engine)
 
 
 @dataclass
@@ -55,10 +92,30 @@ class Pair:
     remote: Region
     segment: SegmentDescriptor
 
+    @classmethod
+    def of(cls, engine: TransferEngine, server: TransferEngine, near: bytearray, far: bytearray) -> Pair:
+        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
+        return cls(engine, server, near, far, local, remote, server.descriptor())
+
     def request(self, opcode: Opcode, local_offset: int, remote_offset: int, length: int) -> TransferRequest:
         return TransferRequest(
             opcode, self.local.key, local_offset, self.segment, self.remote.key, remote_offset, length
         )
+
+    def warm(self) -> None:
+        """Opens the short way, and lets shm learn where the far region lies."""
+        for opcode in (Opcode.READ, Opcode.WRITE) * 2:
+            assert self.engine.transfer([self.request(opcode, 0, 0, 64)])[0].ok
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the initiator waiting, by holding the lock of the server's table of access rights."""
+        with self.server._memory._lock:
+            yield
+
+
+def went_short(engine: TransferEngine) -> int:
+    return sum(one.short for one in engine.stats().paths)
 
 
 class Variant(NamedTuple):
@@ -118,17 +175,11 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     """The conformance suite's transports: ``make_pair(size, limits)``. New ones join by an entry of VARIANTS."""
     variant = VARIANTS[request.param]
     variant.skip_if_it_cannot_be()
-    engines: list[TransferEngine] = []
-
-    def start(limits: TransferLimits) -> TransferEngine:
-        engine = variant.engine(limits)
-        engine.start()
-        engines.append(engine)
-        return engine
+    engines = contextlib.ExitStack()
 
     def make(size: int = 1 << 20, limits: TransferLimits = PATIENT) -> Pair:
-        engine = start(limits)
-        server = engine if variant.same_process else start(limits)
+        engine = engines.enter_context(variant.engine(limits))
+        server = engine if variant.same_process else engines.enter_context(variant.engine(limits))
         near, far = zeroed(size)
         local = engine.register_local_memory(driver.tensor(near) if "near" in variant.on_device else near)
         remote = server.register_local_memory(driver.tensor(far) if "far" in variant.on_device else far)
@@ -136,49 +187,47 @@ def make_pair(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
 
     with fake_device() as driver:
         yield make
-    for engine in engines:
-        engine.close()
+    engines.close()
     assert not driver.pinned
 
 
-class Peer:
-    """An engine in another process, with one region of ``size`` bytes."""
+class Peer(Driven):
+    """A process that serves one region of ``size`` bytes and prints its segment: by default one with an engine."""
 
-    def __init__(self, size: int, secret: str = "") -> None:
-        self._process = forked.driven("tests.unit.transfer.transfer_peer", [str(size), secret])
-        self.segment = segment_of(self._process.stdout.readline().decode())
+    module = "tests.unit.transfer.transfer_peer"
+
+    def __init__(self, size: int, secret: str = "", under: Sequence[str] = ()) -> None:
+        """Starts the process ``under`` a command that runs commands, if one is given."""
+        arguments = [str(size), secret]
+        if under:
+            command = [*under, sys.executable, "-m", self.module, *arguments]
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        else:
+            self._process = forked.driven(self.module, arguments)
+        self.segment = segment_of(self.answer())
         self.key = self.segment.regions[0].key
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        until_stopped(self._process.pid)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.thaw()
-            self.kill()
-        self._process.stdin.close()
-        self._process.stdout.close()
+    def answer(self) -> Any:
+        return self._process.stdout.readline().decode()
 
 
 @pytest.fixture
 def start_peer() -> Iterator[Callable[..., Peer]]:
-    peers: list[Peer] = []
+    yield from all_closed(Peer)
 
-    def start(size: int = 1 << 20, secret: str = "") -> Peer:
-        peers.append(Peer(size, secret))
-        return peers[-1]
 
-    yield start
-    for peer in peers:
-        peer.close()
+@contextmanager
+def raw_link(
+    segment: SegmentDescriptor, link_id: int = 1, *, code: HelloCode = HelloCode.OK
+) -> Iterator[socket.socket]:
+    """Yields a tcp link to an engine without a secret that is set up by hand, and that is answered with ``code``."""
+    with socket.create_connection((segment.host, segment.port), timeout=GENEROUS_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello = handshake.Hello(link_id, 0, bytes(16), segment.boot_id, bytes(16), False, handshake.Service.TCP)
+        sock.sendall(handshake.pack_hello(hello))
+        reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
+        assert handshake.parse_hello_reply(reply)[0] is code
+        yield sock
 
 
 def open_files() -> set[str]:

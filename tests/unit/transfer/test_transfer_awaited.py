@@ -9,8 +9,7 @@ import random
 import select
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,12 @@ from pinyon.transfer.links.tls import TlsContexts
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.small import Trip
 from tests.tls_files import TestAuthority
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, transfer_threads
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, transfer_threads, went_short
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 BOTH = pytest.mark.parametrize("opcode", [READ, WRITE])
 SIZE = 1 << 18
 STALLED = replace(FAST, stall_s=0.2)
-
-
-def went_short(engine: TransferEngine) -> int:
-    return sum(one.short for one in engine.stats().paths)
 
 
 @pytest.fixture(scope="module")
@@ -42,36 +37,16 @@ def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
 
 
 @pytest.fixture
-def make_pair(tls_files: tuple[Path, ...]) -> Iterator[Callable[..., Pair]]:
-    engines: list[TransferEngine] = []
-
+def make_pair(tls_files: tuple[Path, ...], started: Callable[..., TransferEngine]) -> Callable[..., Pair]:
     def make(kind: str, limits: Any = PATIENT) -> Pair:
         transport, _, tls = kind.partition("-")
-        pair = [
-            TransferEngine(transports=(transport,), limits=limits, tls=TlsContexts(*tls_files) if tls else None)
-            for _ in range(2)
-        ]
-        engines.extend(pair)
-        near, far = bytearray(SIZE), bytearray(random.Random(1).randbytes(SIZE))
-        for each in pair:
-            each.start()
-        engine, server = pair
-        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
-        made = Pair(engine, server, near, far, local, remote, server.descriptor())
-        for opcode in (READ, WRITE) * 2:  # opens the short way, and lets shm learn where the far region lies
-            assert engine.transfer([made.request(opcode, 0, 0, 64)])[0].ok
-        return made
+        contexts = TlsContexts(*tls_files) if tls else None
+        engines = [started(transports=(transport,), limits=limits, tls=contexts) for _ in range(2)]
+        pair = Pair.of(*engines, bytearray(SIZE), bytearray(random.Random(1).randbytes(SIZE)))
+        pair.warm()
+        return pair
 
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-@contextmanager
-def held(server: TransferEngine) -> Iterator[None]:
-    """Keeps all peers waiting, by holding the lock of the table of access rights."""
-    with server._memory._lock:
-        yield
+    return make
 
 
 async def under_way(pair: Pair, opcode: Opcode) -> asyncio.Task[list[TransferResult]]:
@@ -164,7 +139,7 @@ async def test_refusals_are_the_peers_and_nothing_is_touched(make_pair, kind: st
 async def test_the_loop_goes_on_until_the_peer_answers(make_pair, kind: str, opcode: Opcode) -> None:
     pair = make_pair(kind)
     short = went_short(pair.engine)
-    with held(pair.server):
+    with pair.held():
         task = await under_way(pair, opcode)
         assert not task.done()
     assert (await asyncio.wait_for(task, GENEROUS_S))[0].ok
@@ -176,7 +151,7 @@ async def test_the_loop_goes_on_until_the_peer_answers(make_pair, kind: str, opc
 async def test_a_task_that_is_cancelled_ends_it_first(make_pair, opcode: Opcode) -> None:
     pair = make_pair("tcp")
     near = bytes(pair.near)
-    with held(pair.server):
+    with pair.held():
         task = await under_way(pair, opcode)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -190,7 +165,7 @@ async def test_a_task_that_is_cancelled_ends_it_first(make_pair, opcode: Opcode)
 @BOTH
 async def test_a_peer_that_does_not_answer_is_avoided(make_pair, opcode: Opcode) -> None:
     pair = make_pair("tcp", STALLED)
-    with held(pair.server):
+    with pair.held():
         (result,) = await pair.engine.transfer_async([pair.request(opcode, 0, 0, 4096)])
     assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
     (path,) = pair.engine.stats().paths
@@ -199,7 +174,7 @@ async def test_a_peer_that_does_not_answer_is_avoided(make_pair, opcode: Opcode)
 
 async def test_a_deadline_ends_it(make_pair) -> None:
     pair = make_pair("tcp")
-    with held(pair.server):
+    with pair.held():
         (result,) = await pair.engine.transfer_async([pair.request(READ, 0, 0, 4096)], timeout_s=0.1)
     assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
 
@@ -219,14 +194,14 @@ async def test_a_link_that_the_peer_closed_is_replaced_silently(make_pair, kind:
 async def test_close_and_unregister_end_it(make_pair) -> None:
     pair = make_pair("tcp")
     near = bytes(pair.near)
-    with held(pair.server):
+    with pair.held():
         task = await under_way(pair, READ)
         pair.engine.unregister(pair.local)  # memory is no longer touched once the answer is here
     cancelled = [TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)]
     assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
     assert pair.near == near
     pair = make_pair("tcp")
-    with held(pair.server):
+    with pair.held():
         task = await under_way(pair, WRITE)
         await asyncio.to_thread(pair.engine.close)
         assert await asyncio.wait_for(task, GENEROUS_S) == cancelled
@@ -235,7 +210,7 @@ async def test_close_and_unregister_end_it(make_pair) -> None:
 def test_what_a_closed_loop_leaves_behind_ends(make_pair) -> None:
     pair = make_pair("tcp")
     loop = asyncio.new_event_loop()
-    with held(pair.server):
+    with pair.held():
         task = loop.run_until_complete(under_way(pair, WRITE))
         loop.close()
         pair.engine._awaited.end_orphans(time.monotonic())
@@ -251,7 +226,7 @@ def test_what_a_closed_loop_leaves_behind_ends(make_pair) -> None:
 
 async def test_a_loop_that_lives_keeps_what_is_under_way(make_pair) -> None:
     pair = make_pair("tcp")
-    with held(pair.server):
+    with pair.held():
         task = await under_way(pair, READ)
         pair.engine._awaited.end_orphans(time.monotonic())
         assert pair.engine.stats().requests_now == 1
@@ -283,7 +258,7 @@ def test_loops_dropped_in_mid_transfer_take_no_connection_along(make_pair, maker
     near = bytes(pair.near)
     count = PATIENT.connections_per_peer + 1
     for _ in range(count):
-        with held(pair.server):
+        with pair.held():
             dropped = drop_loop_in_mid_transfer(pair, maker)
             gc.collect()
             if maker == "asyncio":  # other loops are less thorough, and then the deadline ends it
@@ -306,7 +281,7 @@ def test_a_stalled_loop_does_not_keep_its_request_past_deadline(
 ) -> None:
     pair, loop = make_pair(kind), new_loop(maker)
     near = bytes(pair.near)
-    with held(pair.server):
+    with pair.held():
         task = loop.run_until_complete(under_way(pair, opcode))
         (endpoint,) = pair.engine._peers.moving
         descriptor = endpoint.link.stream.sock.fileno()
@@ -344,7 +319,7 @@ def test_a_loop_that_goes_on_while_given_up_touches_nothing(make_pair, maker: st
             return whose
 
     pair.engine._awaited._under_way = GoesOn()
-    with held(pair.server):
+    with pair.held():
         task = loop.run_until_complete(under_way(pair, READ))
         (endpoint,) = pair.engine._peers.moving
     assert select.select([endpoint.link.stream.sock], [], [], GENEROUS_S)[0]
@@ -359,7 +334,7 @@ def test_a_loop_that_goes_on_while_given_up_touches_nothing(make_pair, maker: st
 @LOOPS
 def test_a_task_cancelled_after_it_was_given_up_is_counted_once(make_pair, maker: str) -> None:
     pair, loop = make_pair("tcp"), new_loop(maker)
-    with held(pair.server):
+    with pair.held():
         task = loop.run_until_complete(under_way(pair, WRITE))
         (endpoint,) = pair.engine._peers.moving
         pair.engine._awaited.end_orphans(past_the_deadline())

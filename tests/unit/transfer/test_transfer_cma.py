@@ -15,7 +15,7 @@ from pinyon.transfer import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.cma import PeerMemory, allow_any_reader, fence, shm_available
-from pinyon.transfer.transports.shm.seal import Seals, new_page
+from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.wire import Seal
 
 pytestmark = pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
@@ -153,7 +153,7 @@ def test_machines_that_need_a_barrier_and_cannot_have_one(monkeypatch) -> None:
 
 
 def test_seals_live_as_long_as_their_grant_and_its_region(memory) -> None:
-    table, seals = MemoryTable(), Seals(new_page(3))
+    table, seals = MemoryTable(), Seals(3)
     table.on_revoke.append(seals.revoke)
     regions = [table.register(bytearray(8), "cpu:0", Access.NONE) for _ in range(3)]
     one, revoked, other = (table.grant(region, [(0, 8)], Access.READ) for region in regions)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pinyon.transfer import Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
 from pinyon.transfer.chains.chain import (
     BAD_BYTES,
+    DONE,
     GONE,
     LATE,
     LOST,
@@ -27,16 +28,14 @@ from pinyon.transfer.chains.chain import (
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import DialRefused
-from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
-from pinyon.transfer.links.endpoints import Endpoints
+from pinyon.transfer.links.endpoints import Endpoint, EndpointKey, Endpoints, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
-DONE = ChainOutcome(TransferStatus.COMPLETED)
 REMOTE = SegmentDescriptor("127.0.0.1", 1, b"b" * 16)
 PATH, OTHER = Path("fake", "a", "x"), Path("fake", "b", "x")
 LIMITS = TransferLimits(max_endpoints=3, idle_s=10.0)

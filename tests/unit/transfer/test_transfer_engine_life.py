@@ -18,7 +18,6 @@ from pinyon.transfer import (
     Network,
     Nic,
     Opcode,
-    Reason,
     SegmentDescriptor,
     TransferEngine,
     TransferLimitReached,
@@ -27,11 +26,11 @@ from pinyon.transfer import (
     TransferStatus,
 )
 from pinyon.transfer import submissions as submissions_module
-from pinyon.transfer.chains.chain import Chain, ChainOutcome
+from pinyon.transfer.chains.chain import LOST, Chain, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.small import SmallTransfers
 from pinyon.transfer.types.limits import MAX_SUBMISSIONS
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.on_compiled import REPLACES_METHODS
 from tests.unit.transfer.conftest import (
     GENEROUS_S,
@@ -46,7 +45,6 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 CALLERS = 8
 SIZE = 4 << 20
 FINAL = {TransferStatus.COMPLETED, TransferStatus.CANCELLED}
-LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 
 
 @pytest.fixture(autouse=True)

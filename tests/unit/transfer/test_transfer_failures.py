@@ -36,11 +36,13 @@ from tests.unit.transfer.conftest import (
     FAST,
     GENEROUS_S,
     PATIENT,
+    Pair,
     cut_links,
     eventually,
     nothing_left_behind,
     transfer_threads,
 )
+from tests.unit.transfer.listeners import LyingServer
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 8 << 20
@@ -61,6 +63,11 @@ def hasty():
     """An engine with short limits, for tests that wait for a stall."""
     with tcp_engine(FAST) as one:
         yield one
+
+
+def hundred_bytes(initiator: TransferEngine, server: TransferEngine) -> TransferRequest:
+    """Returns a WRITE of a hundred bytes between memories that are registered for it."""
+    return Pair.of(initiator, server, bytearray(100), bytearray(100)).request(WRITE, 0, 0, 100)
 
 
 def big_batch(local, peer, opcode, count=200):
@@ -193,44 +200,12 @@ def test_server_asks_the_initiator_for_its_proof() -> None:
         with socket.create_connection((descriptor.host, descriptor.port), timeout=GENEROUS_S) as sock:
             sock.sendall(handshake.pack_hello(handshake.Hello(1, 0, bytes(16), descriptor.boot_id, bytes(16), True)))
             reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-            assert handshake.parse_hello_reply(reply).code is handshake.HelloCode.OK
+            assert handshake.parse_hello_reply(reply)[0] is handshake.HelloCode.OK
             sock.sendall(reply[-handshake.MAC_BYTES :])  # the server's own proof played back
             accept = sock.recv(handshake.ACCEPT_BYTES, socket.MSG_WAITALL)
             assert handshake.parse_accept(accept) is handshake.HelloCode.AUTH
             assert sock.recv(1) == b""
         assert server.stats().auth_failures == 1
-
-
-class LyingServer:
-    """A server that shakes hands, then does ``act(sock)`` per connection."""
-
-    def __init__(self, act) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16)
-        self.hellos: list[handshake.Hello] = []
-        self._act = act
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            with sock, contextlib.suppress(ConnectionError):
-                hello = sock.recv(handshake.HELLO_BYTES, socket.MSG_WAITALL)
-                self.hellos.append(handshake.parse_hello(hello)[1])
-                sock.sendall(handshake.pack_hello_reply(handshake.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
-                self._act(sock)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
 
 
 def head(sock) -> None:
@@ -303,9 +278,7 @@ def test_trickling_peer_meets_the_total_deadline(engine) -> None:
 
 def test_a_link_that_the_peer_ended_is_made_anew(engine) -> None:
     with tcp_engine() as server:
-        remote = server.register_local_memory(bytearray(100))
-        local = engine.register_local_memory(bytearray(100))
-        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        request = hundred_bytes(engine, server)
         assert engine.transfer([request])[0].ok
         assert server.stats().inbound_connections_now == 1
         cut_links(server._acceptor)
@@ -314,13 +287,9 @@ def test_a_link_that_the_peer_ended_is_made_anew(engine) -> None:
 
 
 def test_inbound_links_over_the_cap_take_turns(engine) -> None:
-    with tcp_engine(replace(PATIENT, max_inbound=1)) as server:
-        remote = server.register_local_memory(bytearray(100))
-        with tcp_engine() as first:
-            for initiator in (first, engine, first):
-                local = initiator.register_local_memory(bytearray(100))
-                request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
-                assert initiator.transfer([request])[0].ok
+    with tcp_engine(replace(PATIENT, max_inbound=1)) as server, tcp_engine() as first:
+        for initiator in (first, engine, first):
+            assert initiator.transfer([hundred_bytes(initiator, server)])[0].ok
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
@@ -329,8 +298,7 @@ def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
         tcp_engine(replace(PATIENT, max_inbound=2)) as server,
         contextlib.ExitStack() as stack,
     ):
-        remote, local = server.register_local_memory(bytearray(100)), engine.register_local_memory(bytearray(100))
-        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        request = hundred_bytes(engine, server)
         assert engine.transfer([request])[0].ok
         address = (server.descriptor().host, server.descriptor().port)
         silent = [stack.enter_context(socket.create_connection(address, GENEROUS_S)) for _ in range(80)]
@@ -338,9 +306,7 @@ def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
         assert engine.transfer([request])[0].ok
         assert engine.stats().retries == 0, "its link was left alone"
         with tcp_engine() as another:
-            local = another.register_local_memory(bytearray(100))
-            request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
-            assert another.transfer([request])[0].ok
+            assert another.transfer([hundred_bytes(another, server)])[0].ok
         silent[-1].settimeout(0)
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
@@ -367,10 +333,8 @@ def test_silent_links_of_one_address_displace_no_other() -> None:
 
 def test_endpoints_over_the_cap_take_turns() -> None:
     with tcp_engine(replace(PATIENT, max_endpoints=1)) as engine, tcp_engine() as one, tcp_engine() as two:
-        local = engine.register_local_memory(bytearray(100))
         for server in (one, two, one):
-            remote = server.register_local_memory(bytearray(100))
-            request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+            request = hundred_bytes(engine, server)
             assert engine.transfer([request])[0].ok
             assert engine.submit([request]).wait()[0].ok
             assert engine.stats().outbound_connections_now == 1
@@ -379,8 +343,7 @@ def test_endpoints_over_the_cap_take_turns() -> None:
 def test_idle_connections_and_threads_go() -> None:
     limits = replace(PATIENT, idle_s=0.1)
     with tcp_engine(limits) as engine, tcp_engine() as server:
-        local, remote = engine.register_local_memory(bytearray(100)), server.register_local_memory(bytearray(100))
-        request = TransferRequest(WRITE, local.key, 0, server.descriptor(), remote.key, 0, 100)
+        request = hundred_bytes(engine, server)
         assert engine.submit([request]).wait()[0].ok
         eventually(lambda: engine.stats().outbound_connections_now == 0, "outbound closed")
         eventually(lambda: server.stats().inbound_connections_now == 0, "inbound closed")

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinyon.transfer.paths.reach import MAX_TIER_PATHS, End, Reach, candidate_paths
+from pinyon.transfer.paths.reach import MAX_TIER_PATHS, Reach
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic
-from pinyon.transfer.types.path import Path
-from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.nic import Nic, Path, Tiers
+from pinyon.transfer.types.segment import MAX_NICS, SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
+
+
+class End(NamedTuple):
+    """One side of a transfer."""
+
+    nics: tuple[Nic, ...]
+    topology: Topology | None = None
+    location: str = "cpu:0"
+
+
+def candidate_paths(
+    local: End, remote: End, order: tuple[str, ...], *, same_process: bool = False, shm: bool = False
+) -> Tiers:
+    reach = Reach(order, local.nics, local.topology, bytes(16), "this host", TransferLimits(), 8)
+    boot_id = bytes(16) if same_process else b"p" * 16
+    host = ("@peer", "this host") if shm else ("", "")
+    segment = SegmentDescriptor("10.0.0.1", 7000, boot_id, (), remote.nics, remote.topology, *host)
+    return reach.tiers(segment, local.location, remote.location)
 
 
 def tcp(name: str, network: int | str = "") -> Nic:
@@ -39,7 +57,8 @@ def test_one_path_each_where_no_nic_is_involved() -> None:
     shm_tier, tcp_tier = (Path("shm", "", ""),), (Path("tcp", "", ""),)
     assert candidate_paths(nobody, nobody, everything) == (tcp_tier,)
     assert candidate_paths(nobody, nobody, everything, shm=True) == (shm_tier, tcp_tier)
-    assert candidate_paths(nobody, nobody, ("tcp", "shm"), shm=True, same_process=True) == (tcp_tier, shm_tier)
+    assert candidate_paths(nobody, nobody, ("tcp", "shm"), shm=True) == (tcp_tier, shm_tier)
+    assert candidate_paths(nobody, nobody, ("tcp", "shm"), shm=True, same_process=True) == (tcp_tier,)
     assert candidate_paths(nobody, nobody, ("local",), same_process=True) == ((Path("local", "", ""),),)
     assert candidate_paths(nobody, nobody, ("rdma", "local", "shm")) == ()
 
@@ -146,7 +165,7 @@ def test_tiers_are_well_formed(ours, theirs, our_split, their_split, shm, same) 
     assert all(kinds.get(name, path.transport) == path.transport for path in flat for name in path[1:])
 
 
-@given(here=st.integers(1, 80), there=st.integers(1, 80))
+@given(here=st.integers(1, 80), there=st.integers(1, MAX_NICS))
 def test_paths_alternate_between_the_nics_here_and_use_all(here: int, there: int) -> None:
     (tier,) = candidate_paths(End(host(here, "l", rails=False)), End(host(there, "r", rails=False)), ("tcp",))
     assert len(tier) == min(here * there, MAX_TIER_PATHS)

@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from pinyon.transfer import TransferLimits
 from pinyon.transfer.links.stream import Stream
 from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, receive_payload, send_payload
 from pinyon.transfer.types.errors import WireError
 
+LIMITS = TransferLimits(stall_s=5.0, socket_buffer_bytes=1 << 18, spin_s=0.0)
 PIECE = 256 << 10
 HEAD = b"the header of it"
 SEED = 77
@@ -31,7 +33,7 @@ SIZES = st.lists(
 def link() -> Iterator[tuple[Stream, Stream]]:
     pair = socket.socketpair()
     try:
-        yield Stream(pair[0], 5.0, 1 << 18), Stream(pair[1], 5.0, 1 << 18)
+        yield Stream(pair[0], LIMITS), Stream(pair[1], LIMITS)
     finally:
         for sock in pair:
             sock.close()

@@ -25,7 +25,7 @@ from pinyon.transfer.memory.region import Access
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.paths.reach import Reach
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.unit.transfer.conftest import GENEROUS_S, eventually, transfer_threads
 from tests.unit.transfer.fake_device import fake_device
 

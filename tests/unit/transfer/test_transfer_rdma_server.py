@@ -17,6 +17,7 @@ from pinyon.transfer.transports.rdma.verbs import VerbsError
 from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
 from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import TransferLimits
+from pinyon.transfer.types.request import Reason
 
 HALF = Half(b"\x01" * 16, 0, 17, 4711, 3, 16, 8 << 20)
 
@@ -117,6 +118,6 @@ def test_a_revoked_grant_is_taken_back_from_all_links(monkeypatch: pytest.Monkey
     assert not memory.revoke_now(grant), "to take it back is a system call per range"
     memory.revoke(grant, 1.0)
     assert sorted(freed) == ["first", "first", "second", "second"]
-    assert [link.lend(grant) for link in links] == [None, None]
+    assert [link.lend(grant) for link in links] == [RegionGrant(Reason.UNKNOWN_REGION)] * 2
     memory.unregister(region, 1.0)
     assert len(freed) == 8

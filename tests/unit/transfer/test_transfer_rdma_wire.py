@@ -12,7 +12,8 @@ from pinyon.transfer.transports.rdma import verbs
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.verbs import rdma_available
 from pinyon.transfer.transports.rdma.wire import Half, RdmaCode, RdmaOp, RegionGrant
-from pinyon.transfer.types.spans import Spans
+from pinyon.transfer.types.limits import MAX_FRAME_REQUESTS
+from pinyon.transfer.types.spans import MAX_SPANS, Spans
 
 GID = bytes(10) + b"\xff\xff\x0a\x00\x00\x01"
 HALF = Half(GID, 0, 17, 4711, 3, 16, 8 << 20)
@@ -68,7 +69,7 @@ def test_a_touch_has_no_body() -> None:
         (rdma_wire.MAGIC, 1, 1, 1),  # a request has no code
         (rdma_wire.MAGIC, 1, 0, 2),  # parts
         (rdma_wire.MAGIC, 2, 0, 0),
-        (rdma_wire.MAGIC, 2, 0, rdma_wire.MAX_KEYS + 1),
+        (rdma_wire.MAGIC, 2, 0, MAX_FRAME_REQUESTS + 1),
         (rdma_wire.MAGIC, 3, 0, 1),
     ],
 )
@@ -84,7 +85,7 @@ def test_bad_requests(fields: tuple[int, ...]) -> None:
         (rdma_wire.MAGIC, RdmaOp.PAIR | 0x80, 0, 2),  # to another operation
         (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 9, 0),  # unknown code
         (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 0, 1),  # fewer than asked for
-        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 0, 3 + rdma_wire.MAX_PARTS),
+        (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 0, 3 + MAX_SPANS),
         (rdma_wire.MAGIC, RdmaOp.RESOLVE | 0x80, 1, 2),  # a refusal with parts
     ],
 )

@@ -9,9 +9,7 @@ import logging
 import os
 import random
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -20,9 +18,8 @@ from dataclasses import replace
 
 import pytest
 
-from launch.process import ROOT
 from pinyon.transfer import Access, Opcode, Reason, Region, SegmentDescriptor, TransferLimits, TransferStatus
-from pinyon.transfer.chains.chain import NO_ROOM, SHUTDOWN, Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
 from pinyon.transfer.links.context import EngineContext
@@ -34,11 +31,9 @@ from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.shm.transport import ShmTransport
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.spans import Spans
-from tests.forks import forked, until_stopped
-from tests.segments import segment_of
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually, open_files
+from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, Peer, all_closed, eventually, open_files
 from tests.unit.transfer.shm_peer import BAD, GOOD
 
 pytestmark = pytest.mark.skipif(shm_available() is not None, reason=str(shm_available()))
@@ -47,25 +42,12 @@ READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 4 << 20
 SHM = Path("shm", "", "")
 LIMITS = replace(PATIENT, connections_per_peer=2)
-DONE = ChainOutcome(TransferStatus.COMPLETED)
 
 
-class ShmPeer:
+class ShmPeer(Peer):
     """The peer of ``shm_peer.py`` in a process of its own."""
 
-    def __init__(self, size: int, secret: str, under: list[str]) -> None:
-        module, arguments = "tests.unit.transfer.shm_peer", [str(size), secret]
-        if under:
-            self._process = subprocess.Popen(
-                [*under, sys.executable, "-m", module, *arguments],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        else:
-            self._process = forked.driven(module, arguments)
-        self.segment = segment_of(self.answer())
-        self.key = self.segment.regions[0].key
+    module = "tests.unit.transfer.shm_peer"
 
     def answer(self):
         return json.loads(self._process.stdout.readline())
@@ -81,36 +63,13 @@ class ShmPeer:
     def peek(self, start: int, end: int) -> bytes:
         return bytes.fromhex(self.ask("peek", start, end))
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        until_stopped(self._process.pid)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.thaw()
-            self.kill()
-        self._process.stdin.close()
-        self._process.stdout.close()
-
 
 @pytest.fixture
 def start_peer() -> Iterator[Callable[..., ShmPeer]]:
-    peers: list[ShmPeer] = []
-
     def start(size: int = SIZE, secret: str = "", under: Sequence[str] = ()) -> ShmPeer:
-        peers.append(ShmPeer(size, secret, list(under)))
-        return peers[-1]
+        return ShmPeer(size, secret, under)
 
-    yield start
-    for peer in peers:
-        peer.close()
+    yield from all_closed(start)
 
 
 class StepClock:
@@ -180,19 +139,17 @@ class Near:
         finally:
             self.transport.release(endpoint)
 
+    def close(self) -> None:
+        self.transport.close()
+
 
 @pytest.fixture
 def make_near(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Near]]:
-    sides: list[Near] = []
-
     def make(piece_bytes: int = cma.PIECE_BYTES, **arguments: object) -> Near:
         monkeypatch.setattr(cma, "PIECE_BYTES", piece_bytes)
-        sides.append(Near(**arguments))
-        return sides[-1]
+        return Near(**arguments)
 
-    yield make
-    for side in sides:
-        side.transport.close()
+    yield from all_closed(make)
 
 
 @pytest.fixture
@@ -613,7 +570,7 @@ def test_a_mark_of_another_link_proves_nothing(near, start_peer, impostor) -> No
     codes = []
     for link in (first, dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)):
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        codes.append(shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code)
+        codes.append(shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))[0])
         link.stream.close(hard=True)
     assert codes == [shm_wire.OK, shm_wire.UNREACHABLE]
 
@@ -645,7 +602,7 @@ def dial_raw(near: Near, peer: ShmPeer) -> Link:
     mark = array("Q", link.marks.initiator)
     near.marks.append(mark)
     link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-    assert shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)).code == shm_wire.OK
+    assert shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))[0] == shm_wire.OK
     return link
 
 
@@ -679,7 +636,7 @@ def test_an_initiator_that_does_not_prove_itself_is_told(near, start_peer) -> No
         link = dial(near.context, peer.segment.shm, peer.segment.boot_id, Service.SHM, deadline)
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, address)], deadline)
         proof = link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline)
-        assert shm_wire.parse_proof(proof).code == shm_wire.UNREACHABLE
+        assert shm_wire.parse_proof(proof)[0] == shm_wire.UNREACHABLE
         link.stream.close(hard=True)
 
 
@@ -711,20 +668,18 @@ class Local:
         self.region: Region = self.table.register(self.memory, "cpu:0", Access.READ_WRITE)
         self.segment = SegmentDescriptor("127.0.0.1", 1, context.boot_id, shm=self.transport.address)
 
+    def close(self) -> None:
+        self.transport.close()
+        self.acceptor.close()
+
 
 @pytest.fixture
 def make_local(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Local]]:
-    served: list[Local] = []
-
     def make(piece_bytes: int = cma.PIECE_BYTES) -> Local:
         monkeypatch.setattr(cma, "PIECE_BYTES", piece_bytes)
-        served.append(Local(LIMITS))
-        return served[-1]
+        return Local(LIMITS)
 
-    yield make
-    for one in served:
-        one.transport.close()
-        one.acceptor.close()
+    yield from all_closed(make)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from pinyon.transfer import (
 )
 from pinyon.transfer.memory.table import SMALL_BYTES
 from tests.on_compiled import REPLACES_METHODS
-from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, eventually, users
+from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, Pair, cut_links, eventually, users, went_short
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
@@ -33,30 +32,16 @@ LIMITS = replace(PATIENT, stripe_min_bytes=SIZE // 2)
 LOOPBACK = Nic("lo", "tcp", "127.0.0.1", 0)
 
 
-def went_short(engine: TransferEngine) -> int:
-    return sum(one.short for one in engine.stats().paths)
-
-
 MOST_BYTES = LIMITS.stripe_min_bytes
 """The largest request that takes the short way."""
 
 
-def warm(pair: Pair) -> None:
-    """Opens the short way, and lets shm learn where the far region lies."""
-    for _ in range(2):
-        for opcode in (READ, WRITE):
-            assert pair.engine.transfer([pair.request(opcode, 0, 0, 64)])[0].ok
-
-
 @pytest.fixture(params=["tcp", "shm"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    near, far = bytearray(SIZE), bytearray(SIZE)
-    arguments = {"transports": (request.param,), "limits": LIMITS}
-    with TransferEngine(**arguments) as engine, TransferEngine(**arguments) as server:
-        local, remote = engine.register_local_memory(near), server.register_local_memory(far)
-        pair = Pair(engine, server, near, far, local, remote, server.descriptor())
-        warm(pair)
-        yield pair
+def pair(request: pytest.FixtureRequest, started: Callable[..., TransferEngine]) -> Pair:
+    engines = [started(transports=(request.param,), limits=LIMITS) for _ in range(2)]
+    pair = Pair.of(*engines, bytearray(SIZE), bytearray(SIZE))
+    pair.warm()
+    return pair
 
 
 def test_it_moves_what_was_asked_for_and_says_so(pair: Pair) -> None:
@@ -173,42 +158,21 @@ class Caller(threading.Thread):
         return result
 
 
-@contextmanager
-def held(server: TransferEngine) -> Iterator[None]:
-    """Keeps all peers waiting, by holding the lock of the table of access rights."""
-    with server._memory._lock:
-        yield
-
-
-def tcp_pair(limits: TransferLimits = PATIENT, **arguments: Any) -> tuple[TransferEngine, TransferEngine, Pair]:
-    engine = TransferEngine(transports=("tcp",), limits=limits, **arguments)
-    server = TransferEngine(transports=("tcp",), limits=limits, **arguments)
-    engine.start()
-    server.start()
-    near, far = bytearray(SIZE), bytearray(b"f") * SIZE
-    local, remote = engine.register_local_memory(near), server.register_local_memory(far)
-    return engine, server, Pair(engine, server, near, far, local, remote, server.descriptor())
-
-
 @pytest.fixture
-def make_tcp() -> Iterator[Callable[..., Pair]]:
-    engines: list[TransferEngine] = []
-
-    def make(**arguments: Any) -> Pair:
-        engine, server, pair = tcp_pair(**arguments)
-        engines.extend((engine, server))
-        warm(pair)
+def make_tcp(started: Callable[..., TransferEngine]) -> Callable[..., Pair]:
+    def make(limits: TransferLimits = PATIENT, **arguments: Any) -> Pair:
+        engines = [started(transports=("tcp",), limits=limits, **arguments) for _ in range(2)]
+        pair = Pair.of(*engines, bytearray(SIZE), bytearray(b"f") * SIZE)
+        pair.warm()
         pair.near[:] = bytes(SIZE)
         return pair
 
-    yield make
-    for engine in engines:
-        engine.close()
+    return make
 
 
 def test_nothing_lands_in_a_region_unregistered_meanwhile(make_tcp) -> None:
     pair = make_tcp()
-    with held(pair.server):
+    with pair.held():
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
         unregister = threading.Thread(target=pair.engine.unregister, args=(pair.local,), daemon=True)
         unregister.start()
@@ -221,7 +185,7 @@ def test_nothing_lands_in_a_region_unregistered_meanwhile(make_tcp) -> None:
 
 def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
     pair = make_tcp()
-    with held(pair.server):
+    with pair.held():
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 2 * SMALL_BYTES))
         eventually(lambda: users(pair.engine._memory, pair.local) == 1, "it holds its memory")
         pair.engine._memory.unregister(pair.local, 0.05)  # like the engine, with a short wait for the end
@@ -235,7 +199,7 @@ def test_a_large_one_is_stopped_before_its_region_goes(make_tcp) -> None:
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_close_ends_it(make_tcp, opcode: Opcode, length: int) -> None:
     pair = make_tcp()
-    with held(pair.server):
+    with pair.held():
         caller = Caller(pair.engine, pair.request(opcode, 0, 0, length))
         pair.engine.close()
         assert caller.result() == TransferResult(TransferStatus.CANCELLED, 0, Reason.SHUTDOWN)
@@ -244,7 +208,7 @@ def test_close_ends_it(make_tcp, opcode: Opcode, length: int) -> None:
 @pytest.mark.parametrize("opcode", [READ, WRITE])
 def test_a_peer_that_does_not_answer_is_avoided(make_tcp, opcode: Opcode) -> None:
     pair = make_tcp(limits=FAST)
-    with held(pair.server):
+    with pair.held():
         (result,) = pair.engine.transfer([pair.request(opcode, 0, 0, 4096)])
     assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.STALLED)
     (path,) = pair.engine.stats().paths
@@ -261,7 +225,7 @@ def test_a_nic_that_goes_down_ends_it_at_once(make_tcp) -> None:
     pair = make_tcp(network=Network((LOOPBACK,)))
     (path,) = pair.engine.stats().paths
     assert path.path.local_nic == "lo"
-    with held(pair.server):
+    with pair.held():
         caller = Caller(pair.engine, pair.request(READ, 0, 0, 4096))
         pair.engine._peers.link_changed("lo", False)
         eventually(lambda: pair.engine.stats().paths[0].failures == {"connection_lost": 1}, "it was interrupted")
@@ -270,7 +234,7 @@ def test_a_nic_that_goes_down_ends_it_at_once(make_tcp) -> None:
 
 def test_a_deadline_ends_it(make_tcp) -> None:
     pair = make_tcp()
-    with held(pair.server):
+    with pair.held():
         (result,) = pair.engine.transfer([pair.request(READ, 0, 0, 4096)], timeout_s=0.3)
     assert (result.status, result.reason) == (TransferStatus.TIMEOUT, Reason.DEADLINE)
 

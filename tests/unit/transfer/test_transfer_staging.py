@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinyon.transfer import Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, TransferStatus
+from pinyon.transfer import Opcode, Reason, TransferEngine, TransferRequest, TransferStatus
 from pinyon.transfer.chains.chain import Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.memory.device import DeviceError
@@ -21,7 +21,7 @@ from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.shm.cma import shm_available
 from pinyon.transfer.transports.staged import needs_staging, run_staged
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, eventually
 from tests.unit.transfer.fake_device import FakeDriver, fake_device
@@ -159,24 +159,23 @@ def test_the_pools_live_as_long_as_device_memory_is_registered(driver) -> None:
     taken_back: list[Region] = []
     table.on_unregister.append(taken_back.append)
     host = table.register(bytearray(8), None, Access.READ)
-    staging = table.staging
-    assert not staging.inbound.regions
+    assert not table.staging_in.regions
     one, two = (table.register(driver.tensor(bytearray(8)), None, Access.READ) for _ in range(2))
-    assert staging.inbound.regions == 2
-    with staging.outbound.acquire(1, soon(), never) or pytest.fail("nothing") as buffer:
+    assert table.staging_in.regions == 2
+    with table.staging_out.acquire(1, soon(), never) or pytest.fail("nothing") as buffer:
         pass
     table.unregister(one, 0.0)
     table.unregister(one, 0.0)
-    assert staging.inbound.regions == 1
+    assert table.staging_in.regions == 1
     assert driver.pinned
     table.unregister(two, 0.0)
-    assert not staging.inbound.regions
+    assert not table.staging_in.regions
     assert not driver.pinned
-    assert staging.outbound.acquire(1, soon(), never) is None
+    assert table.staging_out.acquire(1, soon(), never) is None
     assert taken_back == [one, two, buffer.region]
     table.unregister(host, 0.0)
     table.register(driver.tensor(bytearray(8)), None, Access.READ)
-    with staging.outbound.acquire(1, soon(), never) or pytest.fail("nothing") as other:
+    with table.staging_out.acquire(1, soon(), never) or pytest.fail("nothing") as other:
         assert other.region is not buffer.region
 
 
@@ -259,10 +258,10 @@ class Staged:
         return Chain(plan, regions, soon(), lambda _, outcome: self.ended.append(outcome))
 
     def run(self, chain: Chain) -> ChainOutcome:
-        return run_staged(self.wire, chain, PATH, self.table.staging.outbound)
+        return run_staged(self.wire, chain, PATH, self.table.staging_out)
 
     def idle(self) -> bool:
-        pool = self.table.staging.outbound
+        pool = self.table.staging_out
         return not pool._lent and not pool._queue
 
 
@@ -344,7 +343,7 @@ def test_a_failed_attempt_leaves_its_fence_and_no_device_byte(driver, opcode) ->
 
 def test_a_chain_ending_while_it_waits_for_room_touches_nothing(driver) -> None:
     staged = Staged(driver, WRITE, 4 * PAGE)
-    pool = staged.table.staging.outbound
+    pool = staged.table.staging_out
     buffer = pool.acquire(4 * PAGE, soon(), never)
     chain = staged.chain((staged.region, 0, 0, 10))
     outcomes: list[ChainOutcome] = []
@@ -453,17 +452,8 @@ def test_only_what_a_transport_cannot_reach_is_staged(driver) -> None:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., TransferEngine]]:
-    engines: list[TransferEngine] = []
-
-    def start(*transports: str, limits: TransferLimits = PATIENT) -> TransferEngine:
-        engines.append(TransferEngine(transports=transports, limits=limits))
-        engines[-1].start()
-        return engines[-1]
-
-    yield start
-    for engine in engines:
-        engine.close()
+def start(started) -> Callable[..., TransferEngine]:
+    return lambda *transports, limits=PATIENT: started(transports=transports, limits=limits)
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])
@@ -488,8 +478,8 @@ def test_a_device_error_fails_the_request_and_not_the_engine(
     eventually(lambda: engine.transfer([request])[0].ok, "works again")
     assert near == far
     for table in (engine._memory, server._memory):
-        assert not table.staging.outbound._lent
-        eventually(lambda table=table: not table.staging.inbound._lent, "given back")
+        assert not table.staging_out._lent
+        eventually(lambda table=table: not table.staging_in._lent, "given back")
 
 
 @pytest.mark.parametrize("opcode", [READ, WRITE])

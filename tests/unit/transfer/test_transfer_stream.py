@@ -6,9 +6,10 @@ import socket
 
 import pytest
 
+from pinyon.transfer import TransferLimits
 from pinyon.transfer.links.stream import Stream
 
-BYTES = 1 << 20
+LIMITS = TransferLimits(stall_s=1.0, socket_buffer_bytes=1 << 20, spin_s=0.0)
 
 
 def buffers(stream: Stream) -> list[int]:
@@ -21,7 +22,7 @@ def test_only_links_within_one_address_have_small_buffers(source: str, shrink: b
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname(), source_address=(source, 0)) as sock,
     ):
-        stream = Stream(sock, 1.0, BYTES)
+        stream = Stream(sock, LIMITS)
         before = buffers(stream)
         stream.keep_little()
         assert [now < then for now, then in zip(buffers(stream), before, strict=True)] == [shrink] * 2
@@ -30,6 +31,6 @@ def test_only_links_within_one_address_have_small_buffers(source: str, shrink: b
 def test_a_link_that_broke_meanwhile_keeps_its_buffers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = socket.create_connection(listener.getsockname())
-        stream = Stream(sock, 1.0, BYTES)
+        stream = Stream(sock, LIMITS)
         stream.close(hard=True)
     stream.keep_little()

@@ -26,7 +26,7 @@ from pinyon.transfer import (
     TransferLimits,
     TransferStatus,
 )
-from pinyon.transfer.chains.chain import Chain, ChainOutcome
+from pinyon.transfer.chains.chain import DONE, LOST, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
 from pinyon.transfer.links.acceptor import Acceptor, InboundLink
@@ -37,16 +37,24 @@ from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.transports.tcp.transport import TcpTransport
 from pinyon.transfer.transports.tcp.wire import checksum, seed_of
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from tests.long import usually
-from tests.unit.transfer.conftest import GENEROUS_S, PATIENT, cut_links, eventually, nothing_left_behind, users
+from tests.unit.transfer.conftest import (
+    GENEROUS_S,
+    PATIENT,
+    all_closed,
+    cut_links,
+    eventually,
+    nothing_left_behind,
+    raw_link,
+    users,
+)
+from tests.unit.transfer.listeners import Proxy, Silent
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 SIZE = 1 << 20
 FUZZED = 1 << 14
 PATH = Path("tcp", "", "")
-DONE = ChainOutcome(TransferStatus.COMPLETED)
-LOST = ChainOutcome(TransferStatus.FAILED, Reason.CONNECTION_LOST)
 BAD_CHECKSUM = ChainOutcome(TransferStatus.FAILED, Reason.CHECKSUM)
 
 
@@ -100,104 +108,8 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Callable[..., Host]]:
-    hosts: list[Host] = []
-
-    def make(*args, **named) -> Host:
-        hosts.append(Host(*args, **named))
-        return hosts[-1]
-
     with nothing_left_behind():
-        yield make
-        for one in hosts:
-            one.close()
-
-
-class Proxy:
-    """A proxy between two hosts that forwards, changes or cuts as ``treat`` says, one connection at a time."""
-
-    def __init__(self, target: int, treat: Callable[[str, int, bytes], bytes | None]) -> None:
-        """Takes ``treat(direction, offset, data)`` with direction "there" or "back"; None cuts the connection."""
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self._target = target
-        self._treat = treat
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            with near, socket.create_connection(("127.0.0.1", self._target)) as far:
-                threads = [
-                    threading.Thread(target=self._pump, args=args, daemon=True)
-                    for args in (("there", near, far), ("back", far, near))
-                ]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join(GENEROUS_S)
-
-    def _pump(self, direction: str, source: socket.socket, target: socket.socket) -> None:
-        offset = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                treated = self._treat(direction, offset, data)
-                if treated is None:
-                    break
-                target.sendall(treated)
-                offset += len(data)
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
-
-
-class Silent:
-    """A server that shakes hands with all peers and never answers a frame."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        region = MemoryTable().register(bytearray(SIZE), "cpu:0", Access.READ_WRITE).descriptor()
-        self.segment = SegmentDescriptor("127.0.0.1", self.listener.getsockname()[1], b"b" * 16, (region,))
-        self.links: list[socket.socket] = []
-        self.got_frame = threading.Event()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            self.links.append(sock)
-            hello = sock.recv(handshake.HELLO_BYTES, socket.MSG_WAITALL)
-            sock.sendall(handshake.pack_hello_reply(handshake.HelloCode.OK, b"b" * 16, bytes(16), hello, None))
-            if sock.recv(1):
-                self.got_frame.set()
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        for sock in self.links:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(GENEROUS_S)
-        self.listener.close()
-        for sock in self.links:
-            sock.close()
+        yield from all_closed(Host)
 
 
 # --- checksums ---
@@ -417,20 +329,20 @@ def test_inbound_links_over_the_cap_evict_resting_ones_only(host) -> None:
     there = host(replace(PATIENT, max_inbound=2))
     first, second, third = host(), host(), host()
     assert first.run(WRITE, there.segment()) == DONE
-    with raw_link(there) as busy:
+    with raw_link(there.segment()) as busy:
         frame = wire.Frame(WRITE, 1, 1, 200_000)
         busy.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
         eventually(lambda: users(there.table, there.region) == 1, "the frame is being served")
         assert second.run(WRITE, there.segment()) == DONE  # evicts the first link, which is idle
         eventually(lambda: there.acceptor.links == 2, "one was evicted")
-        with raw_link(there, 2) as other:  # evicts the second link
+        with raw_link(there.segment(), 2) as other:  # evicts the second link
             other.sendall(wire.pack_frame(frame, [(there.region.key, 0, 200_000)]) + b"x" * 10)
             eventually(lambda: users(there.table, there.region) == 2, "both frames are being served")
             assert third.run(WRITE, there.segment()) == ChainOutcome(TransferStatus.FAILED, Reason.BUSY)
             for sock in (busy, other):
                 sock.sendall(b"y" * 199_990)
                 reply = sock.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
-                assert wire.parse_reply(reply, frame).code == wire.ALL_OK
+                assert wire.parse_reply(reply, frame)[0] == wire.ALL_OK
     assert first.run(WRITE, there.segment()) == DONE
 
 
@@ -447,15 +359,14 @@ def test_one_more_link_closes_the_one_that_has_rested_longest(host) -> None:
 
 def test_a_link_that_is_refused_evicts_no_other(host) -> None:
     there = host(replace(PATIENT, max_inbound=1))
-    with raw_link(there) as resting:
-        eventually(
-            lambda: any(link.resting for link in there.acceptor._places), "the link rests, so that it may be evicted"
-        )
-        with raw_link(there, code=handshake.HelloCode.BUSY):  # its id is the resting link's
+    with raw_link(there.segment()) as resting:
+        links = there.acceptor._by_identity
+        eventually(lambda: any(link.resting for link in links.values()), "the link rests, so that it may be evicted")
+        with raw_link(there.segment(), code=handshake.HelloCode.BUSY):  # its id is the resting link's
             frame = wire.Frame(READ, 1, 1, 100)
             resting.sendall(wire.pack_frame(frame, [(there.region.key, 0, 100)]))
             reply = resting.recv(wire.FRAME_HEADER_BYTES, socket.MSG_WAITALL)
-            assert wire.parse_reply(reply, frame).code == wire.ALL_OK
+            assert wire.parse_reply(reply, frame)[0] == wire.ALL_OK
 
 
 # --- polling ---
@@ -587,19 +498,6 @@ def test_polling_can_be_off() -> None:
 # --- hostile bytes ---
 
 
-@contextlib.contextmanager
-def raw_link(
-    there: Host, link_id: int = 1, *, code: handshake.HelloCode = handshake.HelloCode.OK
-) -> Iterator[socket.socket]:
-    """Yields a link that is set up by hand, and that is answered with ``code``."""
-    with socket.create_connection(("127.0.0.1", there.port), timeout=GENEROUS_S) as sock:
-        hello = handshake.Hello(link_id, 0, bytes(16), there.context.boot_id, bytes(16), False, handshake.Service.TCP)
-        sock.sendall(handshake.pack_hello(hello))
-        reply = sock.recv(handshake.HELLO_REPLY_BYTES, socket.MSG_WAITALL)
-        assert handshake.parse_hello_reply(reply).code is code
-        yield sock
-
-
 @pytest.fixture(scope="module")
 def target() -> Iterator[Host]:
     one = Host(size=FUZZED)
@@ -660,7 +558,7 @@ def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) 
             noisy[place] ^= change
     allowed = _writable(bytes(noisy), target.region.key)
     target.memory[:] = bytes(FUZZED)
-    with raw_link(target) as sock, contextlib.suppress(OSError):
+    with raw_link(target.segment()) as sock, contextlib.suppress(OSError):
         sock.sendall(noisy)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(65536):
@@ -695,7 +593,7 @@ def _writable(data: bytes, key: bytes) -> set[int]:
 )
 def test_nonsense_is_counted_and_ends_the_link(host, noise) -> None:
     here, there = host(), host()
-    with raw_link(there) as sock:
+    with raw_link(there.segment()) as sock:
         sock.sendall(noise)
         with contextlib.suppress(ConnectionError):
             while sock.recv(4096):

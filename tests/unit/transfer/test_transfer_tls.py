@@ -7,7 +7,6 @@ import random
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from pinyon.transfer import InvalidTransfer, Opcode, Reason, TransferEngine, TransferLimits, TransferRequest, Transports
 from pinyon.transfer.links.tls import TlsContexts
 from tests.unit.transfer.conftest import FAST, GENEROUS_S, PATIENT, eventually, nothing_left_behind
+from tests.unit.transfer.listeners import Proxy
 
 READ, WRITE = Opcode.READ, Opcode.WRITE
 Files = tuple[Path, Path, Path]
@@ -46,36 +46,6 @@ def make_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], File
         return folder / f"{name}.pem", folder / f"{name}.key", folder / f"{ca}.pem"
 
     return make
-
-
-class Tap:
-    """A tap that forwards one connection, and keeps what the initiator sends."""
-
-    def __init__(self, target: int, seen: bytearray) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._forward, args=(target, seen), daemon=True)
-        self._thread.start()
-
-    def _forward(self, target: int, seen: bytearray) -> None:
-        near, _ = self._listener.accept()
-        with near, socket.create_connection(("127.0.0.1", target)) as far, contextlib.suppress(OSError):
-            back = threading.Thread(target=self._back, args=(far, near), daemon=True)
-            back.start()
-            while data := near.recv(65536):
-                seen += data
-                far.sendall(data)
-            far.shutdown(socket.SHUT_WR)
-            back.join(GENEROUS_S)
-
-    def _back(self, far: socket.socket, near: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := far.recv(65536):
-                near.sendall(data)
-
-    def close(self) -> None:
-        self._thread.join(GENEROUS_S)
-        self._listener.close()
 
 
 def engine(files: Files | None, limits: TransferLimits = LIMITS, checksum: str = "on", **named) -> TransferEngine:
@@ -114,13 +84,19 @@ def test_nothing_readable_is_on_the_wire(make_files) -> None:
     """A tap between the two sees neither the payload nor the region's key."""
     near, far = bytearray(b"the secret words" * 1000), bytearray(16_000)
     seen = bytearray()
+
+    def see(direction: str, offset: int, data: bytes) -> bytes:
+        if direction == "there":
+            seen.extend(data)
+        return data
+
     with engine(make_files("ca")) as one, engine(make_files("ca")) as other:
         local, remote = one.register_local_memory(near), other.register_local_memory(far)
         descriptor = other.descriptor()
-        tap = Tap(descriptor.port, seen)
-        via = replace(descriptor, port=tap.port, nics=())
-        assert one.transfer([TransferRequest(WRITE, local.key, 0, via, remote.key, 0, 16_000)])[0].ok
-    tap.close()
+        with Proxy(descriptor.port, see) as tap:
+            via = replace(descriptor, port=tap.port, nics=())
+            assert one.transfer([TransferRequest(WRITE, local.key, 0, via, remote.key, 0, 16_000)])[0].ok
+            one.close()
     assert len(seen) > 16_000
     assert far == near
     assert b"secret words" not in seen

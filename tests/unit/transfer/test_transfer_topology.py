@@ -122,18 +122,6 @@ def test_restricted_keeps_order_and_rows() -> None:
     }
 
 
-def test_two_transports_in_one_matrix() -> None:
-    rdma = Topology({"cpu:0": (("m0",), ("m1",)), "cuda:0": (("m1",), ("m0",))})
-    tcp = Topology({"cpu:0": (("e0",), ()), "cpu:1": (("e1",), ("e0",))})
-    assert rdma.merged(tcp).to_dict() == {
-        "cpu:0": [["m0", "e0"], ["m1"]],
-        "cuda:0": [["m1", "e0", "e1"], ["m0"]],
-        "cpu:1": [["m0", "m1", "e1"], ["e0"]],
-    }
-    assert rdma.merged(rdma) == rdma
-    assert rdma.merged(tcp).restricted(rdma.nics).preferred("cpu:0") == ("m0",)
-
-
 def test_mooncakes_json_form() -> None:
     text = '{"cpu:0": [["mlx5_2"], ["mlx5_3"]]}'
     topology = Topology.from_json(text)
@@ -271,6 +259,14 @@ def test_nics_that_are_down_are_secondary() -> None:
     assert build_topology(inventory).to_dict() == {"cpu:0": [["b"], ["a"]], "cuda:0": [["b"], ["a"]]}
     dark = Inventory((NumaNode(0, (0,)),), (nic("a", up=False),), (gpu("b/r/g", 0),))
     assert build_topology(dark).to_dict() == {"cpu:0": [[], ["a"]], "cuda:0": [[], ["a"]]}
+
+
+def test_two_transports_in_one_matrix() -> None:
+    nodes = NumaNode(0, (0,)), NumaNode(1, (1,))
+    tcp = [NicInfo(f"e{numa}", "tcp", numa=numa, addresses=("10.0.0.1/24",)) for numa in range(2)]
+    both = build_topology(Inventory(nodes, (nic("m0", numa=0), nic("m1", numa=1), *tcp)), "all")
+    assert both.to_dict() == {"cpu:0": [["m0", "e0"], ["m1", "e1"]], "cpu:1": [["m1", "e1"], ["m0", "e0"]]}
+    assert both.restricted({"m0", "m1"}).preferred("cpu:0") == ("m0",)
 
 
 def test_of_too_many_nics_the_nearest_are_kept() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.memory.region import Region
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Reason, TransferStatus
 
 _NONE: frozenset[Path] = frozenset()

@@ -39,8 +39,8 @@ class LinkService(Protocol):
     def serve(self, inbound: InboundLink) -> None:
         """Runs in the link's thread until it is idle too long, closed or broken; ``inbound`` is closed afterwards.
 
-        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. Between two requests it must
-        call the link's ``rest``, and ``work`` before the next: a resting link may be evicted."""
+        May raise WireError (counted and logged), OSError, Stalled, DeadlineReached. It takes requests by the link's
+        ``await_request`` or ``receive_request``: a link that rests between two may be evicted."""
         ...
 
 
@@ -51,11 +51,11 @@ class InboundLink:
         self._acceptor = acceptor
         self._context = context = acceptor.context
         self._sock = sock
-        self._aborted = False
+        self.aborted = False
         self.resting = 0
         """The turn in which the link came to rest, among all links; 0 while it is in use."""
         limits = self._limits = context.limits
-        self.stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, context.clock)
+        self.stream = Stream(sock, limits, context.clock)
         self.identity: tuple[bytes, int] | None = None
         """Client boot id and link id, once the handshake is complete."""
         self.marks = handshake.NO_MARKS
@@ -67,35 +67,35 @@ class InboundLink:
 
     def abort(self) -> None:
         """Makes the thread end soon; from any thread."""
-        self._aborted = True
+        self.aborted = True
         self.stream.abort()
 
-    def work(self) -> None:
-        """Puts the link in use before a request is served, so that it is not evicted."""
+    def await_request(self, window: memoryview) -> int:
+        """Receives what comes next into the window; returns the number of bytes.
+
+        It is 0 if the link is closed, was evicted or has been idle for too long. Meanwhile the link rests: it may be
+        evicted to make room for another. A request that comes just then is lost. Its initiator sends it again, as after
+        any link that ended at rest."""
+        self.resting = next(_turns)
+        got = self.stream.await_some(window, self._context.clock() + self._limits.idle_s)
         self.resting = 0
-
-    def rest(self) -> None:
-        """Lets the link rest after a request: until the next ``work`` it may be evicted to make room for another.
-
-        A request that comes just then is lost. Its initiator sends it again, as after any link that ended at rest."""
-        if not self.resting:
-            self.resting = next(_turns)
+        return got
 
     def receive_request(self, head: memoryview) -> bool:
         """Receives the next request's header. The peer says every second or so that it uses what lives with the link.
 
         Returns False if the link is closed, was evicted or has been silent for too long."""
-        clock, resting = self._context.clock, False
+        clock = self._context.clock
         give_up = clock() + max(self._limits.idle_s, REST_S)
         while True:
-            deadline = give_up if resting else min(give_up, clock() + REST_S)
-            if self.stream.receive_or_idle(head, deadline):
-                self.work()
+            deadline = give_up if self.resting else min(give_up, clock() + REST_S)
+            if got := self.stream.await_some(head, deadline):
+                self.stream.receive([head[got:]], deadline)
+                self.resting = 0
                 return True
             if clock() < deadline or deadline == give_up:
                 return False
-            resting = True
-            self.rest()
+            self.resting = next(_turns)
 
     def _work(self) -> None:
         hard = True
@@ -137,10 +137,8 @@ class InboundLink:
                 raise ConnectionResetError("the peer closed the connection")
             raise WireError("not a pinyon transfer connection")
         if tls is not None:
-            limits, clock = self._limits, self._context.clock
-            secured = TlsStream(self._sock, tls.server, limits.stall_s, limits.socket_buffer_bytes, clock)
-            self.stream = secured
-            if self._aborted:  # ``abort`` came before the line above and hit the old stream
+            self.stream = secured = TlsStream(self._sock, tls.server, self._limits, self._context.clock)
+            if self.aborted:  # ``abort`` came before the line above and hit the old stream
                 return False
             try:
                 secured.shake_hands(deadline)
@@ -215,9 +213,8 @@ class Acceptor:
         """Links whose handshake is not complete, the oldest first, with the network that each comes from."""
         self._inbound: set[InboundLink] = set()
         """All links, including evicted ones whose threads have not ended yet."""
-        self._places: set[InboundLink] = set()
-        """Links whose handshake is complete, without evicted ones."""
         self._by_identity: dict[tuple[bytes, int], InboundLink] = {}
+        """Links whose handshake is complete. Those that are not aborted have a place."""
         self._closing = threading.Event()
         self._listeners: list[tuple[socket.socket, threading.Thread]] = []
 
@@ -283,12 +280,12 @@ class Acceptor:
 
     def _has_room(self) -> bool:
         """Returns whether there is room for a link, if need be that of one at rest, which is evicted. Lock held."""
-        if len(self._places) < self.context.limits.max_inbound:
+        placed = [link for link in self._by_identity.values() if not link.aborted]
+        if len(placed) < self.context.limits.max_inbound:
             return True
-        resting = [(turn, link) for link in self._places if (turn := link.resting)]
+        resting = [(turn, link) for link in placed if (turn := link.resting)]
         if resting:
             _, victim = min(resting, key=itemgetter(0))
-            self._places.remove(victim)
             victim.abort()
         return bool(resting)
 
@@ -308,7 +305,6 @@ class Acceptor:
                     break
                 if self._has_room():
                     del self._strangers[inbound]
-                    self._places.add(inbound)
                     inbound.identity = identity
                     self._by_identity[identity] = inbound
                     return handshake.HelloCode.OK
@@ -320,7 +316,6 @@ class Acceptor:
         with self._lock:
             self._inbound.discard(inbound)
             self._strangers.pop(inbound, None)
-            self._places.discard(inbound)
             if inbound.identity is not None:
                 self._by_identity.pop(inbound.identity, None)
 

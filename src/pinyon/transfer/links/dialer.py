@@ -21,7 +21,7 @@ from pinyon.transfer.types.request import Reason, TransferStatus
 _link_ids = itertools.count(1)
 
 LinkAddress = tuple[str, int] | str
-"""IP address (or name) and port, or the path of a Unix socket; a path that begins with ``@`` is an abstract one."""
+"""IP address (or name) and port, or the name of an abstract Unix socket (``@...``)."""
 
 
 class DialRefused(Exception):
@@ -99,12 +99,12 @@ def dial(
     stream: Stream | None = None
     try:
         if (tls := context.tls) is not None and isinstance(address, tuple):
-            stream = TlsStream(sock, tls.client, limits.stall_s, limits.socket_buffer_bytes, clock)
+            stream = TlsStream(sock, tls.client, limits, clock)
             stream.shake_hands(limit)
             if not stream.peer_has(tls.peer_name):
                 raise DialRefused(Reason.UNAUTHENTICATED)
         else:
-            stream = Stream(sock, limits.stall_s, limits.socket_buffer_bytes, limits.spin_s, clock)
+            stream = Stream(sock, limits, clock)
         link = Link(stream, next(_link_ids))
         _shake_hands(context, link, expected_boot, service, limit, replaces)
     except BaseException as error:
@@ -144,11 +144,11 @@ def _connect_tcp(address: tuple[str, int], deadline: float, source: str, interfa
         del last  # else the error and this frame hold each other, and both hold the chain's memory
 
 
-def _connect_unix(path: str, timeout_s: float) -> socket.socket:
+def _connect_unix(name: str, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
-        sock.connect("\0" + path[1:] if path.startswith("@") else path)
+        sock.connect("\0" + name[1:])
     except BaseException:
         sock.close()
         raise
@@ -165,10 +165,10 @@ def _shake_hands(
     )
     link.stream.send([hello], limit)
     reply_bytes = link.stream.receive_bytes(handshake.HELLO_REPLY_BYTES, limit)
-    reply = handshake.parse_hello_reply(reply_bytes)
-    if reply.code is not handshake.HelloCode.OK:
-        raise DialRefused(_REASONS[reply.code])
-    if reply.server_boot != expected_boot:
+    code, server_boot = handshake.parse_hello_reply(reply_bytes)
+    if code is not handshake.HelloCode.OK:
+        raise DialRefused(_REASONS[code])
+    if server_boot != expected_boot:
         raise DialRefused(Reason.STALE_SEGMENT)
     link.marks = handshake.marks(hello, reply_bytes)
     if secret is None:

@@ -1,5 +1,6 @@
-"""The common part of transports whose chains run over endpoints: keep them, wait for one, replace what broke.
+"""Endpoints, which are links to peers and what goes with them, and the common part of transports that have them.
 
+A transport leases an endpoint to one chain at a time; at the limits a chain waits for one; what broke is replaced.
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded, evicted by SIEVE (Zhang et al., NSDI
 '24, Algorithm 1).
 """
@@ -24,23 +25,109 @@ from pinyon.transfer.chains.chain import (
     NO_ROOM,
     SHUTDOWN,
     STALLED,
+    UNDER_WAY,
     Chain,
     ChainOutcome,
 )
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.dialer import dial_failure
-from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
+from pinyon.transfer.links.dialer import Link, dial_failure
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
+from pinyon.transfer.memory.region import Region
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, TransferStatus
-from pinyon.transfer.types.segment import SegmentDescriptor
+from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
 
 _log = logging.getLogger(__name__)
 _TRIES = 3
 """Endpoints that one run may use up: one that the peer had closed, and more when what it granted has changed."""
 _WAIT_S = 0.25
 """Time within which a chain that waits for an endpoint notices that it was ended."""
+
+EndpointKey = tuple[PeerId, Path]
+"""The peer that an endpoint belongs to, and the path that it uses."""
+
+
+class TryAgain(Exception):
+    """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Endpoint(ABC):
+    """A link to a peer and what goes with it. One chain at a time uses it; other threads may only call ``abort``."""
+
+    __slots__ = ("aborted", "answered", "free_since", "key", "leaving", "link", "reused", "shelf", "visited")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.aborted = False
+        """True once the endpoint is of no use any more."""
+        self.answered = False
+        """True if any byte of an answer has arrived for the present chain."""
+        self.reused = False
+        """True if the endpoint has been idle, so that the peer may have closed it meanwhile."""
+        self.key: EndpointKey | None = None
+        """The endpoint's peer and path, from the time that it is kept."""
+        self.free_since = 0.0
+        """The time of the last release by the engine's clock."""
+        self.shelf: list[Endpoint] = []
+        """The free endpoints of the same path, from the time that it is kept."""
+        self.visited = False
+        """SIEVE's mark: True if the endpoint was used again since the hand passed it."""
+        self.leaving = False
+        """True if the path failed while the endpoint was in use: the release closes it."""
+
+    def is_open(self) -> bool:
+        """Returns whether an idle endpoint is still open, as far as can be known without asking the peer."""
+        return not self.aborted and not self.leaving
+
+    def prepare(self, chain: Chain) -> None:
+        """Prepares for a chain before its memory is touched. Raises like ``exchange``."""
+        return
+
+    @abstractmethod
+    def exchange(self, chain: Chain) -> ChainOutcome:
+        """Moves the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
+
+        Raises TryAgain, WireError, OSError (the link broke), Stalled or DeadlineReached."""
+
+    def move(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> ChainOutcome | None:
+        """Moves one range between a local region of host memory and what ``key`` opens, without a chain.
+
+        Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered.
+        So nobody waits for this move, and only ``abort`` stops it. For more bytes the caller holds a pin. Returns
+        ``SHUTDOWN`` if the region is not registered (any more), None if nothing was done and a chain must ask first.
+        Raises like ``exchange``. An exception or a failure leaves the endpoint unusable."""
+        outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
+        return self.wait(deadline) if outcome is UNDER_WAY else outcome
+
+    def begin(
+        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
+    ) -> ChainOutcome | None:
+        """Begins :meth:`move`; returns what that returns, or ``UNDER_WAY`` if there is an answer to wait for.
+
+        After ``UNDER_WAY`` call ``wait``, or for up to 64 KiB ``proceed`` when the link's socket can be read."""
+        return None
+
+    def wait(self, deadline: float) -> ChainOutcome:
+        """Waits for the answer to what :meth:`begin` began and returns the outcome. Raises like ``move``."""
+        raise NotImplementedError
+
+    def proceed(self) -> ChainOutcome | None:
+        """Returns that outcome if the answer is here, else None. Does not block. Raises like ``move``."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Makes the endpoint's user stop soon; from any thread, any number of times."""
+        self.aborted = True
+        self.link.stream.abort()
+
+    def close(self, *, hard: bool) -> None:
+        """Closes the endpoint, which then touches no memory; after a failure ``hard``, so nothing trickles on."""
+        self.link.stream.close(hard=hard)
+
 
 E = TypeVar("E", bound=Endpoint)
 

@@ -74,11 +74,6 @@ class Hello(NamedTuple):
     service: int = Service.TCP
 
 
-class HelloReply(NamedTuple):
-    code: HelloCode
-    server_boot: bytes
-
-
 class Marks(NamedTuple):
     """Values known to the ends of one link and of no other; no secret to those who saw the set-up pass."""
 
@@ -123,12 +118,14 @@ def pack_hello_reply(code: HelloCode, server_boot: bytes, nonce: bytes, hello: b
     return body + (server_mac(secret, hello, body) if secret is not None else bytes(MAC_BYTES))
 
 
-def parse_hello_reply(data: bytes) -> HelloReply:
-    """Parses a HELLO reply; raises WireError if it is none, or has an unknown code."""
+def parse_hello_reply(data: bytes) -> tuple[HelloCode, bytes]:
+    """Parses a HELLO reply; returns its code and the server's boot id.
+
+    Raises WireError if it is none, or has an unknown code."""
     if len(data) != HELLO_REPLY_BYTES:
         raise WireError(f"a HELLO reply has {HELLO_REPLY_BYTES} bytes")
     magic, version, code, boot, _ = _REPLY_BODY.unpack_from(data)
-    return HelloReply(_hello_code(magic, version, code), boot)
+    return _hello_code(magic, version, code), boot
 
 
 def pack_accept(code: HelloCode) -> bytes:

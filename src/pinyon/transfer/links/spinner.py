@@ -94,7 +94,11 @@ class Spinner:
                     self._resting_until_s = now + min(now - looked, _LOST_MOST_S) / _LOST_SHARE
                     return moved
                 if moved is not None:
-                    self._success()
+                    self._idle = 0
+                    self._succeeded += 1
+                    if self._succeeded == _REST_EVERY:
+                        self._succeeded = 0
+                        self._asleep = 1
                     return moved
                 if now >= end:
                     self._idle = min(self._idle + 1, _IDLE_MOST)
@@ -103,10 +107,3 @@ class Spinner:
                 looked = now
         finally:
             seats.append(None)
-
-    def _success(self) -> None:
-        self._idle = 0
-        self._succeeded += 1
-        if self._succeeded == _REST_EVERY:
-            self._succeeded = 0
-            self._asleep = 1

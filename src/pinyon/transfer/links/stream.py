@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.links.spinner import Spinner
+from pinyon.transfer.types.limits import TransferLimits
 
 _TICKS_PER_STALL: Final = 4
 """Timeouts of the kernel in one stall limit. A stall is found 1 to 1.25 limits after the last byte.
@@ -42,24 +43,24 @@ class Stream:
     """A blocking socket. One thread uses a stream at a time; only ``abort`` and ``close`` may come from another."""
 
     def __init__(
-        self, sock: socket.socket, stall_s: float, buffer_bytes: int, spin_s: float = 0.0, clock: Clock = time.monotonic
+        self, sock: socket.socket, limits: TransferLimits, clock: Clock = time.monotonic, *, polls: bool = True
     ) -> None:
         self.sock = sock
         """The socket, for others for what only it knows (its peer, its descriptor), not for moving bytes."""
         self._timeouts: tuple[type[OSError], ...] = (BlockingIOError,)
         """The errors that a call raises when its tick ends without a byte."""
         self._clock = clock
-        self._buffer_bytes = buffer_bytes
+        self._buffer_bytes = limits.socket_buffer_bytes
         self._little = False
-        self._tick_s = stall_s / _TICKS_PER_STALL
+        self._tick_s = limits.stall_s / _TICKS_PER_STALL
         self._armed_s = 0.0
         self._quiet = 0
-        self.poll = Spinner(sock, spin_s, clock).poll
+        self.poll = Spinner(sock, limits.spin_s if polls else 0.0, clock).poll
         """A function, ``Spinner.poll``: how many bytes came within the polling time; 0: the peer closed; None: none."""
         sock.settimeout(None)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._set_buffers(buffer_bytes)
+        self._set_buffers(self._buffer_bytes)
 
     def _arm(self, deadline: float) -> None:
         """Makes a call that may block return at the next tick, or at the deadline if that is sooner.
@@ -86,12 +87,10 @@ class Stream:
         if self._quiet >= _TICKS_PER_STALL:
             raise Stalled
 
-    def send(self, buffers: Sequence[bytes | memoryview], deadline: float) -> None:
-        """Sends all bytes of all buffers. Raises Stalled, DeadlineReached, OSError."""
-        self._send_all(buffers, deadline, 0)
+    def send(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int = 0) -> None:
+        """Sends all bytes of all buffers; there were ``quiet`` ticks without a byte before.
 
-    def _send_all(self, buffers: Sequence[bytes | memoryview], deadline: float, quiet: int) -> None:
-        """Sends all buffers; ``quiet`` is the number of ticks without a byte so far."""
+        Raises Stalled, DeadlineReached, OSError."""
         rest = buffers
         left = sum(map(len, buffers))
         self._quiet = quiet
@@ -118,10 +117,10 @@ class Stream:
         try:
             moved = self.sock.send(buffer)
         except self._timeouts:
-            self._send_all((buffer,), deadline, 1)
+            self.send((buffer,), deadline, 1)
             return
         if moved != len(buffer):
-            self._send_all((memoryview(buffer)[moved:],), deadline, 0)
+            self.send((memoryview(buffer)[moved:],), deadline)
 
     def receive(self, buffers: Sequence[memoryview], deadline: float) -> None:
         """Fills all buffers, straight from the socket.
@@ -208,15 +207,6 @@ class Stream:
             self.receive([buffer[moved:least]], deadline)
             return least
         return moved
-
-    def receive_or_idle(self, buffer: memoryview, deadline: float) -> bool:
-        """Fills ``buffer`` like :meth:`receive`, but nothing at all until ``deadline`` is no error.
-
-        Returns False if the peer closed in good order, or the deadline passed before the first byte."""
-        moved = self.await_some(buffer, deadline)
-        if 0 < moved < len(buffer):
-            self.receive([buffer[moved:]], deadline)
-        return moved > 0
 
     def await_some(self, buffer: memoryview, deadline: float) -> int:
         """Receives what comes next; returns the number of bytes, 0 if the peer closed or the deadline passed."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.links.stream import DeadlineReached, Stream
 from pinyon.transfer.types.errors import InvalidTransfer
+from pinyon.transfer.types.limits import TransferLimits
 
 _JOIN_BYTES = 16 << 10
 """Buffers smaller than this are joined into one record."""
@@ -32,27 +32,23 @@ class TlsContexts:
         InvalidTransfer if a file cannot be read or does not fit."""
         self._files = certificate, key, ca
         self.peer_name = peer_name
-        self.server, self.client = _contexts(certificate, key, ca)
+        self.renew()
 
     def renew(self) -> None:
         """Reads the files again. Raises InvalidTransfer as above; the old contexts stay then."""
-        self.server, self.client = _contexts(*self._files)
-
-
-def _contexts(certificate: Path, key: Path, ca: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Returns ``(server, client)``, which demand a peer's certificate; its name is compared after the handshake."""
-    try:
-        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.check_hostname = False
-        server.num_tickets = 0  # links live long, so nothing is resumed
-        for context in (server, client):
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(certificate, key)
-            context.load_verify_locations(ca)
-    except OSError as error:  # ssl.SSLError too
-        raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
-    return server, client
+        certificate, key, ca = self._files
+        try:
+            server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            client.check_hostname = False  # the peer's name is compared after the handshake
+            server.num_tickets = 0  # links live long, so nothing is resumed
+            for context in (server, client):
+                context.minimum_version = ssl.TLSVersion.TLSv1_3
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_cert_chain(certificate, key)
+                context.load_verify_locations(ca)
+        except OSError as error:  # ssl.SSLError too
+            raise InvalidTransfer(f"TLS files: {error}", field="tls") from None
+        self.server, self.client = server, client
 
 
 class TlsStream(Stream):
@@ -60,19 +56,11 @@ class TlsStream(Stream):
 
     sock: ssl.SSLSocket
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        stall_s: float,
-        buffer_bytes: int,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, limits: TransferLimits, clock: Clock) -> None:
         """Takes over ``sock``, which is connected; its side of TLS is the context's. Next comes ``shake_hands``."""
         server_side = context.protocol == ssl.PROTOCOL_TLS_SERVER
         wrapped = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
-        # No polling: bytes of a record are not bytes of the payload yet.
-        super().__init__(wrapped, stall_s, buffer_bytes, clock=clock)
+        super().__init__(wrapped, limits, clock, polls=False)  # bytes of a record are not bytes of the payload yet
         self._timeouts = (TimeoutError, BlockingIOError)
 
     def shake_hands(self, deadline: float) -> None:

@@ -1,15 +1,14 @@
-"""Buffers that can be registered: objects with the buffer protocol, and DLPack tensors on the CPU or a device."""
+"""Buffers that can become regions: objects with the buffer protocol, and DLPack tensors on the CPU or a device."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from typing import NamedTuple
 
 import numpy as np
 
-from pinyon.transfer.memory.device import DeviceDriver, DeviceError, DeviceMemory
+from pinyon.transfer.memory.device import DeviceDriver, DeviceError
 from pinyon.transfer.memory.dlpack import HOST_TYPES, DlpackTensor, is_dlpack
+from pinyon.transfer.memory.region import Access, DeviceRegion, Region
 from pinyon.transfer.types.errors import InvalidTransfer
 
 DEFAULT_LOCATION = "cpu:0"
@@ -21,47 +20,42 @@ _CUDA = 2
 _lock = threading.Lock()
 
 
-class OpenedBuffer(NamedTuple):
-    """A buffer of host memory (``view``) or of a device (``device`` and the rest)."""
-
-    view: memoryview | None
-    device: DeviceMemory | None = None
-    driver: DeviceDriver | None = None
-    owner: object = None
-    """The owner whose reference keeps the device's memory; a view does that itself."""
-    location: str = DEFAULT_LOCATION
-    """The location of the memory, as far as is known."""
-
-
-def open_buffer(buffer: object) -> OpenedBuffer:
-    """Returns the buffer as flat, writable bytes, which keep it alive.
+def open_buffer(buffer: object, location: str | None, access: Access) -> tuple[Region, DeviceDriver | None]:
+    """Returns a region of the buffer's bytes, which keeps it alive, and the driver if it is on a device.
 
     Raises InvalidTransfer if it is neither a buffer nor DLPack, read-only, not C-contiguous, empty, or on a device that
-    cannot be used here."""
+    cannot be used here, and for a bad location."""
     try:
         view = memoryview(buffer)  # type: ignore[arg-type]
     except (TypeError, ValueError, BufferError) as error:
         if is_dlpack(buffer):
-            return _open_tensor(DlpackTensor(buffer))
+            return _open_tensor(DlpackTensor(buffer), location, access)
         raise InvalidTransfer(f"not a buffer: {error}", field="buffer") from None
     if view.readonly:
         raise InvalidTransfer("the buffer is read-only", field="buffer")
     if not view.c_contiguous or not view.nbytes:
         raise InvalidTransfer("the buffer must be C-contiguous and not empty", field="buffer")
-    with contextlib.suppress(TypeError, ValueError):
-        return OpenedBuffer(view.cast("B"))
-    return OpenedBuffer(np.frombuffer(view, np.uint8).data)  # its format is one that memoryview cannot cast
+    try:
+        view = view.cast("B")
+    except (TypeError, ValueError):
+        view = np.frombuffer(view, np.uint8).data  # its format is one that memoryview cannot cast
+    return Region(view, DEFAULT_LOCATION if location is None else location, access), None
 
 
-def _open_tensor(tensor: DlpackTensor) -> OpenedBuffer:
+def _open_tensor(tensor: DlpackTensor, location: str | None, access: Access) -> tuple[Region, DeviceDriver | None]:
     if tensor.device_type in HOST_TYPES:
-        return OpenedBuffer(np.asarray(tensor).data)
+        return Region(np.asarray(tensor).data, DEFAULT_LOCATION if location is None else location, access), None
     try:
         driver = _driver_of(tensor.device_type)
         device = driver.open(tensor.device_id, tensor.address, tensor.nbytes)
     except DeviceError as error:
         raise InvalidTransfer(f"the tensor's device cannot be used: {error}", field="buffer") from None
-    return OpenedBuffer(None, device, driver, tensor, f"{driver.name}:{tensor.device_id}")
+    place = f"{driver.name}:{tensor.device_id}"
+    if location is not None and location.startswith(HOST_PREFIX):
+        raise InvalidTransfer(f"the buffer is on {place}", field="location")
+    region = DeviceRegion(None, place if location is None else location, access, device)
+    region._owner = tensor
+    return region, driver
 
 
 def _driver_of(device_type: int) -> DeviceDriver:

@@ -7,7 +7,6 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pinyon.core.clock import Clock
 from pinyon.transfer.memory.device import DeviceDriver, DeviceError
@@ -168,12 +167,3 @@ class StagingPool:
         self._unpin.clear()
         self._drivers.clear()
         region.release()
-
-
-class Staging(NamedTuple):
-    """The staging pools of an engine."""
-
-    outbound: StagingPool
-    """The pool for chains that this engine starts."""
-    inbound: StagingPool
-    """The pool for what peers ask for."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from pinyon.core.clock import Clock
-from pinyon.transfer.memory.buffers import HOST_PREFIX, open_buffer
+from pinyon.transfer.memory.buffers import open_buffer
 from pinyon.transfer.memory.grant import Grant
-from pinyon.transfer.memory.region import Access, DeviceRegion, Region
-from pinyon.transfer.memory.staging_pool import Staging, StagingPool
+from pinyon.transfer.memory.region import Access, Region
+from pinyon.transfer.memory.staging_pool import StagingPool
 from pinyon.transfer.types.errors import InvalidTransfer, TransferError, TransferLimitReached
 from pinyon.transfer.types.limits import TransferLimits
 from pinyon.transfer.types.request import Opcode, Reason
@@ -57,8 +57,10 @@ class MemoryTable:
         """Number of open ranges of these grants."""
         self._deadlines: list[tuple[float, int, Grant]] = []
         self._numbers = itertools.count()
-        pools = (StagingPool(staging_bytes, self._take_back, clock) for _ in range(2))
-        self.staging = Staging(*pools)
+        self.staging_out = StagingPool(staging_bytes, self._take_back, clock)
+        """The pool for chains that this engine starts."""
+        self.staging_in = StagingPool(staging_bytes, self._take_back, clock)
+        """The pool for what peers ask for."""
         self.on_unregister: list[Callable[[Region], None]] = []
         """Callbacks for when nothing here uses a region any more, before ``unregister`` returns; they must not raise.
 
@@ -72,19 +74,14 @@ class MemoryTable:
         """Registers a writable, contiguous, non-empty buffer.
 
         Raises InvalidTransfer for another buffer or a bad location, TransferLimitReached for too many regions."""
-        opened = open_buffer(buffer)
-        kind = Region if opened.device is None else DeviceRegion
-        region = kind(opened.view, opened.location if location is None else location, Access(access), opened.device)
-        region._owner = opened.owner
+        region, driver = open_buffer(buffer, location, Access(access))
         region.descriptor()  # checks the location
-        if region.device is not None and region.location.startswith(HOST_PREFIX):
-            raise InvalidTransfer(f"the buffer is on {opened.location}", field="location")
         with self._lock:
             if len(self._regions) >= self._limits.max_regions:
                 raise TransferLimitReached(f"{self._limits.max_regions} regions are registered")
-            if opened.driver is not None:
-                for pool in self.staging:
-                    pool.use(opened.driver)
+            if driver is not None:
+                for pool in (self.staging_out, self.staging_in):
+                    pool.use(driver)
             self._regions[region.key] = region
             whole = Grant(region, region.key, Spans((0,), (region.length,)), region.access, inf, given=False)
             self._open[region.key] = whole
@@ -215,7 +212,7 @@ class MemoryTable:
                 del self._grants_of[region]
             region.release()
             if region.device is not None:
-                for pool in self.staging:
+                for pool in (self.staging_out, self.staging_in):
                     pool.leave()
 
     def _settle(self, pinned: Sequence[Region | Grant], grace_s: float) -> bool:

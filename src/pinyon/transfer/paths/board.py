@@ -7,41 +7,32 @@ probe or a transfer succeeds on it. The caller serialises the calls; ``now`` is 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from types import MappingProxyType
 from typing import NamedTuple
 
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Path, Tiers
 
-
-@dataclass(frozen=True, slots=True)
-class PathLimits:
-    """Bounds that no operator sets. Seconds end in ``_s``, sizes in ``_bytes``; rates are bytes per second."""
-
-    pause_min_s: float = 0.1
-    pause_max_s: float = 30.0
-    pause_growth: float = 2.0
-    """Each failure in a row makes the pause longer by this factor."""
-    pause_jitter: float = 0.2
-    """Largest random share by which a pause is shortened: paths that failed together must not come back together."""
-    prior_rates: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9})
-    )
-    """Assumed rates per transport until something is measured; 1e9 for others."""
-    sample_bytes: int = 256 << 10
-    """The smallest chain that is measured: smaller ones say more about latency than about the rate."""
-    rate_weight: float = 0.2
-    """The weight of a new sample in the moving average."""
-    rate_step: float = 4.0
-    """A sample counts for at most this many times more or less than the average, once that is settled."""
-    tie: float = 0.1
-    """Paths whose estimates are this close take turns."""
-    settled_samples: int = 8
-    """The number of samples after which an average is settled."""
-    max_paths: int = 1024
-    """Paths that are remembered; those that carry chains are never forgotten."""
+PAUSE_MIN_S = 0.1
+PAUSE_MAX_S = 30.0
+PAUSE_GROWTH = 2.0
+"""Each failure in a row makes the pause longer by this factor."""
+PAUSE_JITTER = 0.2
+"""Largest random share by which a pause is shortened: paths that failed together must not come back together."""
+MAX_PATHS = 1024
+"""Paths that are remembered; those that carry chains are never forgotten."""
+_PRIOR_RATES = {"local": 8e9, "shm": 8e9, "rdma": 1e10, "tcp": 2e9}
+"""Assumed bytes per second of each transport until something is measured; 1e9 for others."""
+_SAMPLE_BYTES = 256 << 10
+"""The smallest chain that is measured: smaller ones say more about latency than about the rate."""
+_RATE_WEIGHT = 0.2
+"""The weight of a new sample in the moving average."""
+_RATE_STEP = 4.0
+"""A sample counts for at most this many times more or less than the average, once that is settled."""
+_SETTLED_SAMPLES = 8
+"""The number of samples after which an average is settled."""
+_TIE = 0.1
+"""Paths whose estimates are this close take turns."""
 
 
 class PathState(NamedTuple):
@@ -66,11 +57,11 @@ class _Rate:
     bytes_s: float
     samples: int = 0
 
-    def add(self, sample: float, limits: PathLimits) -> None:
-        if self.samples >= limits.settled_samples:
+    def add(self, sample: float) -> None:
+        if self.samples >= _SETTLED_SAMPLES:
             # One hiccup, or one burst of late completions, must not decide where the next thousand chains go.
-            sample = min(max(sample, self.bytes_s / limits.rate_step), self.bytes_s * limits.rate_step)
-        weight = max(limits.rate_weight, 1 / (self.samples + 2))
+            sample = min(max(sample, self.bytes_s / _RATE_STEP), self.bytes_s * _RATE_STEP)
+        weight = max(_RATE_WEIGHT, 1 / (self.samples + 2))
         self.bytes_s += weight * (sample - self.bytes_s)
         self.samples += 1
 
@@ -114,8 +105,7 @@ class _Record:
 class PathBoard:
     """The paths to one peer. Exactly one of ``completed``, ``aborted`` and ``failed`` follows each ``started``."""
 
-    def __init__(self, limits: PathLimits, rng: random.Random) -> None:
-        self.limits = limits
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._records: dict[Path, _Record] = {}
         self._transports: dict[str, _Rate] = {}
@@ -159,7 +149,7 @@ class PathBoard:
     def _quickest(self, usable: list[_Record], nbytes: int) -> _Record:
         """Returns the path with the least finish time, (queued + new bytes) / rate; close ones take turns."""
         estimates = [(record.queued + nbytes) / record.rate.bytes_s for record in usable]
-        limit = min(estimates) * (1 + self.limits.tie)
+        limit = min(estimates) * (1 + _TIE)
         close = (record for record, estimate in zip(usable, estimates, strict=True) if estimate <= limit)
         return min(close, key=lambda record: record.turn)
 
@@ -179,7 +169,7 @@ class PathBoard:
             record.pause_s = 0.0
             if record.avoided:
                 record.set_state(avoided=False, down=record.down)
-        if nbytes >= self.limits.sample_bytes:
+        if nbytes >= _SAMPLE_BYTES:
             self._measure(record, nbytes, ran_s, now)
 
     def _measure(self, record: _Record, nbytes: int, ran_s: float, now: float) -> None:
@@ -198,8 +188,8 @@ class PathBoard:
         record.busy_s = record.longest_s = 0.0
         if record.rate is record.transport:
             record.rate = _Rate(record.transport.bytes_s)
-        record.rate.add(sample, self.limits)
-        record.transport.add(sample, self.limits)
+        record.rate.add(sample)
+        record.transport.add(sample)
 
     def aborted(self, path: Path, nbytes: int) -> None:
         """Takes back a chain that was cancelled, or failed for a reason that is not the path's: no verdict."""
@@ -224,11 +214,10 @@ class PathBoard:
     def _fail(self, record: _Record, began: float, now: float) -> None:
         if began < record.failed_at:
             return
-        limits = self.limits
         record.failures += 1
         record.failed_at = now
-        record.pause_s = min(limits.pause_max_s, max(limits.pause_min_s, record.pause_s * limits.pause_growth))
-        record.pause_ends = now + record.pause_s * (1 - limits.pause_jitter * self._rng.random())
+        record.pause_s = min(PAUSE_MAX_S, max(PAUSE_MIN_S, record.pause_s * PAUSE_GROWTH))
+        record.pause_ends = now + record.pause_s * (1 - PAUSE_JITTER * self._rng.random())
         record.set_state(avoided=True, down=record.down)
 
     # ------------------------------------------------------------ recovery
@@ -294,11 +283,11 @@ class PathBoard:
     def _record(self, path: Path) -> _Record:
         record = self._records.get(path)
         if record is None:
-            if len(self._records) >= self.limits.max_paths:
+            if len(self._records) >= MAX_PATHS:
                 self._forget_one()
             transport = self._transports.get(path.transport)
             if transport is None:
-                transport = self._transports[path.transport] = _Rate(self.limits.prior_rates.get(path.transport, 1e9))
+                transport = self._transports[path.transport] = _Rate(_PRIOR_RATES.get(path.transport, 1e9))
             down = path.local_nic in self._down
             record = self._records[path] = _Record(path, transport, transport, down, not down)
         return record

@@ -16,12 +16,12 @@ from pinyon.transfer.chains.chain import INTERNAL, LATE, NO_ROOM, SHUTDOWN, Chai
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.endpoints import Endpoints, ShortWay
 from pinyon.transfer.memory.buffers import HOST_PREFIX
-from pinyon.transfer.paths.board import PathBoard, PathLimits, PathState
-from pinyon.transfer.paths.reach import MAX_LOCATION_PAIRS, PeerPaths, Reach
+from pinyon.transfer.paths.board import PathBoard, PathState
+from pinyon.transfer.paths.reach import Reach
 from pinyon.transfer.paths.workers import Workers
 from pinyon.transfer.transports.base import Transport
 from pinyon.transfer.transports.staged import needs_staging, run_staged
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Path, Tiers
 from pinyon.transfer.types.request import Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
@@ -30,6 +30,9 @@ _DEFECT = ChainOutcome(TransferStatus.FAILED, Reason.INTERNAL)
 _NO_PATH = ChainOutcome(TransferStatus.FAILED, Reason.NO_PATH)
 _SILENT_S = 0.25
 """Time since a chain's start within which a passed deadline says nothing about its path."""
+_MAX_LOCATION_PAIRS = 256
+_MAX_REGIONS = 4096
+"""Regions of a peer for which the transports that do not reach them are remembered."""
 _JUST_NOW_S = 1.0
 """A path that failed less than this ago is not tried as a last resort."""
 
@@ -55,12 +58,17 @@ class Peer:
         self._transports = transports
         self._workers = workers
         self._meter = context.meter
-        self._staging = context.memory.staging.outbound
+        self._staging = context.memory.staging_out
         self._clock = context.clock
         self.lock = threading.Lock()
         """The lock of all that follows."""
-        self.paths = PeerPaths(reach, remote)
-        self.board = PathBoard(PathLimits(), rng)
+        self.remote = remote
+        """The descriptor that says most about the peer's addresses."""
+        self._tiers: dict[tuple[str, str], Tiers] = {}
+        """The paths by memory locations."""
+        self._beyond: dict[bytes, frozenset[str]] = {}
+        """Transports that, as the peer says, cannot reach a region of it, by the region's key."""
+        self.board = PathBoard(rng)
         self.running: dict[Chain, Path] = {}
         """Chains given to a path, whether a thread has taken them or not."""
         self.room: dict[Path, int] = {}
@@ -82,8 +90,7 @@ class Peer:
         """Returns the short way, or None if there is none now or ``remote`` has news about the paths.
 
         Needs no lock: the user checks ``open`` once others can see that it uses the way."""
-        paths = self.paths
-        if paths.beyond or (remote is not paths.remote and paths.is_news(remote)):
+        if self._beyond or (remote is not self.remote and self._is_news(remote)):
             return None
         return self._short.get((local_location, remote_location))
 
@@ -106,9 +113,9 @@ class Peer:
             return
         transport = self._transports[path.transport]
         if isinstance(transport, Endpoints) and transport.moves_bytes:
-            if len(self._short) >= MAX_LOCATION_PAIRS:
+            if len(self._short) >= _MAX_LOCATION_PAIRS:
                 self._shut_short_ways()
-            self._short[where] = ShortWay((self.paths.remote.peer, path), transport)
+            self._short[where] = ShortWay((self.remote.peer, path), transport)
 
     def _shut_short_ways(self) -> None:
         """Shuts the short ways, because they may be wrong now. Lock held."""
@@ -120,15 +127,31 @@ class Peer:
 
     def learn(self, remote: SegmentDescriptor) -> None:
         """Learns what ``remote`` says about the peer's addresses, if that is new."""
-        if remote is not self.paths.remote and self.paths.is_news(remote):
+        if remote is not self.remote and self._is_news(remote):
             with self.lock:
-                self.paths.learn(remote)
+                self.remote = remote
+                self._tiers.clear()
                 self._shut_short_ways()
 
+    def _is_news(self, remote: SegmentDescriptor) -> bool:
+        """Returns whether ``remote`` says anything about the peer's addresses that is new. Needs no lock."""
+        mine = self.remote
+        if not remote.nics and not remote.shm:
+            return False
+        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
+
     def tiers(self, chain: Chain) -> Tiers:
-        """Returns the paths that the chain may take, best first. Lock held."""
-        regions = (part.remote_region for part in chain.slices)
-        return self.paths.tiers(chain.local_location, chain.remote_location, regions)
+        """Returns the paths that reach all of the chain's memory, best first. Lock held."""
+        where = chain.local_location, chain.remote_location
+        tiers = self._tiers.get(where)
+        if tiers is None:
+            if len(self._tiers) >= _MAX_LOCATION_PAIRS:
+                self._tiers.clear()
+            tiers = self._tiers[where] = self._reach.tiers(self.remote, *where)
+        if self._beyond:
+            useless = {name for part in chain.slices for name in self._beyond.get(part.remote_region, ())}
+            tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
+        return tiers
 
     def carries(self, tiers: Tiers) -> bool:
         """Returns whether anything runs on one of these paths. Lock held."""
@@ -216,7 +239,7 @@ class Peer:
         room = self.room.get(path)
         if room is None:
             alike = next((len(tier) for tier in tiers if path in tier), 1)
-            room = self.room[path] = self._reach.room(path, alike, self.paths.remote)
+            room = self.room[path] = self._reach.room(path, alike, self.remote)
         return room
 
     def _wait(self, chain: Chain, *, first: bool = False) -> None:
@@ -226,7 +249,7 @@ class Peer:
 
     def _assign(self, chain: Chain, path: Path) -> None:
         self.room[path] -= 1
-        chain.remote = self.paths.remote  # the descriptor that has the path's NICs
+        chain.remote = self.remote  # the descriptor that has the path's NICs
         self.running[chain] = path
         self.board.started(path, chain.nbytes)
 
@@ -311,7 +334,10 @@ class Peer:
             chain.failure = _NO_PATH
             for part, code in zip(chain.slices, refusals, strict=True):
                 if code == Reason.OTHER_TRANSPORT:
-                    self.paths.exclude(part.remote_region, path.transport)
+                    if len(self._beyond) >= _MAX_REGIONS:
+                        self._beyond.clear()
+                    known = self._beyond.get(part.remote_region, frozenset())
+                    self._beyond[part.remote_region] = known | {path.transport}
             self._wait(chain, first=True)  # if it was stopped meanwhile, it is done and nobody takes it up
             hopeless = self._pump(now)
         self._end(hopeless)
@@ -379,7 +405,7 @@ class Peer:
         """Tries an avoided path with a connection of its own, so that no chain has to."""
         alive = False
         try:
-            alive = self._transports[path.transport].probe(self.paths.remote, path, deadline)
+            alive = self._transports[path.transport].probe(self.remote, path, deadline)
         except Exception:
             _log.exception("probing a transfer path ended in a defect")
         now = self._clock()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pinyon.transfer.types.limits import TransferLimits
-from pinyon.transfer.types.nic import Nic, same_network
-from pinyon.transfer.types.path import Path, Tiers
+from pinyon.transfer.types.nic import Nic, Path, Tiers, same_network
 from pinyon.transfer.types.segment import SegmentDescriptor
 from pinyon.transfer.types.topology import Topology
 
@@ -16,48 +14,14 @@ MAX_TIER_PATHS = 64
 """Pairs of NICs that a tier keeps: the first ones. Each NIC is in one, if no end has more NICs than this."""
 
 
-class End(NamedTuple):
-    """One side of a transfer, as it describes itself."""
-
-    nics: tuple[Nic, ...]
-    topology: Topology | None = None
-    """The side's topology; ``None`` if all NICs are equally near."""
-    location: str = "cpu:0"
-    """The location of the memory."""
-
-
-MAX_LOCATION_PAIRS = 256
-_MAX_REGIONS = 4096
-"""Regions of a peer for which the transports that do not reach them are remembered."""
 _NO_NIC = Nic("", "tcp", "", 0)
 """The NIC of a host that published none: it still has a tcp address, and its kernel chooses the interface."""
 
 
-def candidate_paths(
-    local: End, remote: End, transports: Sequence[str], *, same_process: bool = False, shm: bool = False
-) -> Tiers:
-    """Returns the paths between two memory locations by the given transports, in that order.
-
-    The transport ``local`` needs ``same_process``, and ``shm`` what is named like it; each is a tier of one path. A
-    transport with NICs has up to two tiers: preferred NICs at both ends, then the pairs with a secondary NIC at one end
-    or both. Where any two NICs are on one network, pairs on different ones are left out ("rails"); where none are, a
-    router is assumed. Inside a tier the i-th NIC here is paired with the i-th there first, and successive paths change
-    the NIC here. Where no NICs fit together, tcp still has its one path without NICs.
-    """
-    tiers: list[tuple[Path, ...]] = []
-    for transport in transports:
-        if transport == "local":
-            tiers += [(Path("local", "", ""),)] * same_process
-        elif transport == "shm":
-            tiers += [(Path("shm", "", ""),)] * shm
-        else:
-            tiers += _nic_tiers(local, remote, transport)
-    return tuple(tiers)
-
-
-def _nic_tiers(local: End, remote: End, transport: str) -> list[tuple[Path, ...]]:
-    ours, ours_preferred = _by_preference(local, transport)
-    theirs, theirs_preferred = _by_preference(remote, transport)
+def _nic_tiers(
+    transport: str, ours: list[Nic], ours_preferred: int, theirs: list[Nic], theirs_preferred: int
+) -> list[tuple[Path, ...]]:
+    """Returns the tiers of a transport; each end has its NICs in order, of which the first so many are preferred."""
     # Diagonals: (0, 0), (1, 1), ... then (0, 1), (1, 2), ...
     pairs = [
         (here, (here + shift) % len(theirs))
@@ -77,25 +41,27 @@ def _nic_tiers(local: End, remote: End, transport: str) -> list[tuple[Path, ...]
     return [tuple(tier[:MAX_TIER_PATHS]) for tier in (preferred, secondary) if tier]
 
 
-def _by_preference(end: End, transport: str) -> tuple[list[Nic], int]:
+def _by_preference(
+    nics: Iterable[Nic], topology: Topology | None, location: str, transport: str
+) -> tuple[list[Nic], int]:
     """Returns the NICs of the transport, preferred ones first, and the number of preferred ones.
 
     A NIC in neither list is not used, unless the topology says nothing at all about NICs of this transport.
     """
-    nics: dict[str, Nic] = {}
-    for nic in end.nics:
+    named: dict[str, Nic] = {}
+    for nic in nics:
         if nic.transport == transport:
-            nics.setdefault(nic.name, nic)
-    if not nics:
+            named.setdefault(nic.name, nic)
+    if not named:
         return ([_NO_NIC], 1) if transport == "tcp" else ([], 0)
-    if end.topology is not None:
-        preferred = [nics[name] for name in end.topology.preferred(end.location) if name in nics]
-        secondary = [nics[name] for name in end.topology.secondary(end.location) if name in nics]
+    if topology is not None:
+        preferred = [named[name] for name in topology.preferred(location) if name in named]
+        secondary = [named[name] for name in topology.secondary(location) if name in named]
         if preferred:
             return preferred + secondary, len(preferred)
         if secondary:
             return secondary, len(secondary)
-    return list(nics.values()), len(nics)
+    return list(named.values()), len(named)
 
 
 def _same_family(one: Nic, other: Nic) -> bool:
@@ -117,16 +83,27 @@ class Reach:
     cores: int
     """Number of cores that this process may run on."""
 
-    def candidates(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
-        """Returns the paths between these memory locations, best first."""
+    def tiers(self, remote: SegmentDescriptor, local_location: str, remote_location: str) -> Tiers:
+        """Returns the paths between these memory locations, by transports in their order.
+
+        The transport ``local`` needs a peer that is this process, and ``shm`` another one on this host; each is a tier
+        of one path. A transport with NICs has up to two tiers: preferred NICs at both ends, then the pairs with a
+        secondary NIC at one end or both. Where any two NICs are on one network, pairs on different ones are left out
+        ("rails"); where none are, a router is assumed. Inside a tier the i-th NIC here is paired with the i-th there
+        first, and successive paths change the NIC here. Where no NICs fit together, tcp still has its one path without
+        NICs.
+        """
         own = remote.boot_id == self.boot_id
-        return candidate_paths(
-            End(self.nics, self.topology, local_location),
-            End(remote.nics, remote.topology, remote_location),
-            self.order,
-            same_process=own,
-            shm=self._same_host(remote) and not own,
-        )
+        tiers: list[tuple[Path, ...]] = []
+        for transport in self.order:
+            if transport in ("local", "shm"):
+                if own if transport == "local" else self._same_host(remote) and not own:
+                    tiers.append((Path(transport, "", ""),))
+            else:
+                ours = _by_preference(self.nics, self.topology, local_location, transport)
+                theirs = _by_preference(remote.nics, remote.topology, remote_location, transport)
+                tiers += _nic_tiers(transport, *ours, *theirs)
+        return tuple(tiers)
 
     def streams(self, remote: SegmentDescriptor) -> int:
         """Returns the number of NICs that chains to this peer are spread over."""
@@ -153,48 +130,3 @@ class Reach:
 
     def _same_host(self, remote: SegmentDescriptor) -> bool:
         return bool(remote.shm) and remote.host_id == self.host_id
-
-
-class PeerPaths:
-    """The paths to one peer, as far as it has told about itself.
-
-    The caller serialises the calls, except calls of ``is_news``.
-    """
-
-    def __init__(self, reach: Reach, remote: SegmentDescriptor) -> None:
-        self.remote = remote
-        self.beyond: dict[bytes, frozenset[str]] = {}
-        """Transports that, as the peer says, cannot reach a region of it, by the region's key."""
-        self._reach = reach
-        self._known: dict[tuple[str, str], Tiers] = {}
-        """The paths by memory locations."""
-
-    def is_news(self, remote: SegmentDescriptor) -> bool:
-        """Returns whether ``remote`` says anything about the peer's addresses that is new."""
-        mine = self.remote
-        if not remote.nics and not remote.shm:
-            return False
-        return remote.nics != mine.nics or remote.shm != mine.shm or remote.topology != mine.topology
-
-    def learn(self, remote: SegmentDescriptor) -> None:
-        self.remote = remote
-        self._known.clear()
-
-    def exclude(self, region: bytes, transport: str) -> None:
-        """Notes that this transport does not reach the region."""
-        if len(self.beyond) >= _MAX_REGIONS:
-            self.beyond.clear()
-        self.beyond[region] = self.beyond.get(region, frozenset()) | {transport}
-
-    def tiers(self, local_location: str, remote_location: str, regions: Iterable[bytes] = ()) -> Tiers:
-        """Returns the paths that reach all of these regions."""
-        where = local_location, remote_location
-        tiers = self._known.get(where)
-        if tiers is None:
-            if len(self._known) >= MAX_LOCATION_PAIRS:
-                self._known.clear()
-            tiers = self._known[where] = self._reach.candidates(self.remote, *where)
-        if self.beyond:
-            useless = {name for region in regions for name in self.beyond.get(region, ())}
-            tiers = tuple(tier for tier in tiers if tier[0].transport not in useless)
-        return tiers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pinyon.transfer.chains.chain import Chain, ChainOutcome
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 

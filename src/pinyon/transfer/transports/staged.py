@@ -20,7 +20,7 @@ from pinyon.transfer.memory.device import DeviceError, DeviceMemory
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.staging_pool import StagingBuffer, StagingPool
 from pinyon.transfer.transports.base import Transport
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, TransferStatus
 from pinyon.transfer.types.segment import Range
 

@@ -65,12 +65,9 @@ class TransferLimits:
             value = getattr(self, field.name)
             if not value > 0 and (field.name != "spin_s" or value != 0):
                 raise InvalidTransfer(f"TransferLimits.{field.name} must be positive", field=field.name)
-        if self.max_frame_bytes > MAX_FRAME_BYTES:
-            raise InvalidTransfer(f"the protocol allows {MAX_FRAME_BYTES} bytes a frame", field="max_frame_bytes")
-        if self.max_frame_requests > MAX_FRAME_REQUESTS:
-            raise InvalidTransfer(
-                f"the protocol allows {MAX_FRAME_REQUESTS} requests a frame", field="max_frame_requests"
-            )
+        for name, most in (("max_frame_bytes", MAX_FRAME_BYTES), ("max_frame_requests", MAX_FRAME_REQUESTS)):
+            if getattr(self, name) > most:
+                raise InvalidTransfer(f"the protocol allows a {name} of {most}", field=name)
 
     def budget_s(self, nbytes: int) -> float:
         """Returns the seconds that moving ``nbytes`` may take in total."""

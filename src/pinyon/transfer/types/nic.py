@@ -1,4 +1,4 @@
-"""The network interfaces that a peer publishes, so that the other end can choose a path to one. Pure values."""
+"""The network interfaces that a peer publishes, and the paths that bytes take between two hosts. Pure values."""
 
 from __future__ import annotations
 
@@ -92,3 +92,16 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return ip_network(text)
     except ValueError:
         return None
+
+
+class Path(NamedTuple):
+    """A transport with a NIC at each end; NIC names are empty for ``local``, ``shm`` and unknown NICs."""
+
+    transport: str
+    """``"local"``, ``"shm"``, ``"rdma"`` or ``"tcp"``."""
+    local_nic: str
+    remote_nic: str
+
+
+Tiers = tuple[tuple[Path, ...], ...]
+"""Tiers of paths, best first: none empty, each of one transport, a transport's tiers in a row, no path twice."""

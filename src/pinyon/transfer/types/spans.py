@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from pinyon.transfer.types.errors import InvalidTransfer
 
+MAX_SPANS = 1 << 16
+"""The ranges of all that a peer is told in one answer, and about as many as it remembers."""
+
 
 class Spans(NamedTuple):
     """Ranges of bytes in order: none is empty, none touches the next."""

@@ -70,21 +70,6 @@ class Topology:
 
         return Topology({location: (kept(first), kept(second)) for location, (first, second) in self.rows.items()})
 
-    def merged(self, other: Topology) -> Topology:
-        """Returns both matrices in one, for a host with NICs of two transports; the names of ``other`` come last.
-
-        A location that only one of them has gets the other's answer for an unknown location. Raises InvalidTransfer for
-        a location with too many NICs, or a NIC that is preferred in one matrix and secondary in the other."""
-        return Topology(
-            {
-                location: (
-                    tuple(dict.fromkeys(self.preferred(location) + other.preferred(location))),
-                    tuple(dict.fromkeys(self.secondary(location) + other.secondary(location))),
-                )
-                for location in dict.fromkeys((*self.rows, *other.rows))
-            }
-        )
-
     def to_dict(self) -> dict[str, list[list[str]]]:
         """Returns Mooncake's form: ``{"cpu:0": [["mlx5_2"], ["mlx5_3"]]}``."""
         return {location: [list(names) for names in row] for location, row in self.rows.items()}
@@ -163,27 +148,33 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def build_topology(inventory: Inventory, kind: str = "rdma", names: Collection[str] = ()) -> Topology:
-    """Builds the matrix of one kind of NIC, ``"rdma"`` or ``"tcp"``, over NUMA nodes (``cpu:N``) and GPUs (``cuda:N``).
+    """Builds the matrix over NUMA nodes (``cpu:N``) and GPUs (``cuda:N``) of one kind of NIC, ``"rdma"`` or ``"tcp"``.
 
-    A node prefers the NICs on it and those whose node is not known; without any it prefers all that are up. A GPU
-    prefers the NICs at the shortest PCIe distance. NICs that are down are secondary. Of more NICs than a row holds
-    (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer for another kind."""
-    if kind not in ("rdma", "tcp"):
+    With ``"all"`` it has both, rdma first. A node prefers the NICs on it and those whose node is not known; without any
+    it prefers all that are up. A GPU prefers the NICs at the shortest PCIe distance. NICs that are down are secondary.
+    Of more NICs than a row holds (64), the nearest are kept. ``names``: see :func:`usable_nics`. Raises InvalidTransfer
+    for another kind."""
+    if kind not in ("rdma", "tcp", "all"):
         raise InvalidTransfer(f"no such kind of NIC: {kind!r}", field="kind")
-    nics = usable_nics(inventory, kind, names)
-    up = [nic for nic in nics if nic.up]
     rows: dict[str, Row] = {}
-    for node in inventory.nodes:
-        near = [nic for nic in up if nic.numa is None or nic.numa == node.id]
-        rows[f"cpu:{node.id}"] = _row(near or up, nics)
-    for gpu in inventory.gpus:
-        distances = [pci_distance(gpu, nic) for nic in up]
-        shortest = min(distances, default=None)
-        rows[f"cuda:{gpu.index}"] = _row([nic for nic, far in zip(up, distances, strict=True) if far == shortest], nics)
+    for each in ("rdma", "tcp") if kind == "all" else (kind,):
+        nics = usable_nics(inventory, each, names)
+        up = [nic for nic in nics if nic.up]
+        for node in inventory.nodes:
+            near = [nic for nic in up if nic.numa is None or nic.numa == node.id]
+            _add(rows, f"cpu:{node.id}", near or up, nics)
+        for gpu in inventory.gpus:
+            distances = [pci_distance(gpu, nic) for nic in up]
+            shortest = min(distances, default=None)
+            nearest = [nic for nic, far in zip(up, distances, strict=True) if far == shortest]
+            _add(rows, f"cuda:{gpu.index}", nearest, nics)
     return Topology(rows)
 
 
-def _row(preferred: Iterable[NicInfo], nics: Iterable[NicInfo]) -> Row:
-    first = tuple(nic.name for nic in preferred)[:MAX_LOCATION_NICS]
-    rest = [nic.name for nic in nics if nic.name not in first]
-    return first, tuple(rest[: MAX_LOCATION_NICS - len(first)])
+def _add(rows: dict[str, Row], location: str, preferred: Iterable[NicInfo], nics: Iterable[NicInfo]) -> None:
+    """Adds NICs to the location's row, the preferred ones first, as far as it has room."""
+    first, second = rows.get(location, ((), ()))
+    room = MAX_LOCATION_NICS - len(first) - len(second)
+    names = [nic.name for nic in preferred][:room]
+    rest = [nic.name for nic in nics if nic.name not in names][: room - len(names)]
+    rows[location] = (*first, *names), (*second, *rest)

@@ -6,14 +6,15 @@ import logging
 import secrets
 import select
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from pinyon.transfer.chains.chain import LOST, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoint import TryAgain
+from pinyon.transfer.links.endpoints import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
-from pinyon.transfer.transports.control import ControlEndpoint, KnownKeys
+from pinyon.transfer.transports.control import KnownKeys, LinkWatch
 from pinyon.transfer.transports.rdma import wire as rdma_wire
 from pinyon.transfer.transports.rdma.hca import Hca
 from pinyon.transfer.transports.rdma.hcas import HcaTable
@@ -37,15 +38,25 @@ _TICK_S = 0.1
 """The seconds after which a sleeping thread checks its HCA."""
 _BLIND_S = 0.001
 """The seconds between polls when the completion channel's descriptor is not known."""
+_TOUCH_S = 1.0
+"""Seconds of silence after which a TOUCH is sent. The peer evicts only links that were silent for longer."""
 
 
-class RdmaEndpoint(ControlEndpoint[RegionGrant]):
-    """A queue pair that posts, on an HCA of this host, with the control link that it lives with."""
+class RdmaEndpoint(Endpoint):
+    """A queue pair that posts, on an HCA of this host, with the control link that it lives with.
+
+    The peer sends nothing unasked, so a byte to read at any other time means that the link has ended."""
 
     def __init__(self, context: EngineContext, link: Link, hcas: HcaTable, name: str) -> None:
         """Makes the queue pair on the HCA called ``name``; ``pair`` must be called next. Raises VerbsError."""
-        most = context.limits.max_regions, rdma_wire.MAX_PARTS, rdma_wire.MAX_KEYS
-        super().__init__(context, link, rdma_wire.pack_touch(), KnownKeys(*most))
+        super().__init__(link)
+        self._keys: KnownKeys[RegionGrant] = KnownKeys(context.limits.max_regions)
+        self._known: Mapping[bytes, RegionGrant] = self._keys.opened
+        """The grants for the present chain by key, including the peer's refusals."""
+        self._limits = context.limits
+        self._clock = context.clock
+        self._watch = LinkWatch(link.stream)
+        self._spoke = 0.0
         self._hcas = hcas
         self._largest = 0
         """The bytes that one work request may move."""
@@ -77,10 +88,37 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
         self._complete(deadline)
 
     def _ask(self, op: RdmaOp, request: bytes, count: int, deadline: float) -> bytes:
-        head = rdma_wire.parse_reply(self._answer(request, rdma_wire.HEADER_BYTES, deadline), op, count)
-        if head.code is not RdmaCode.OK:
-            raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
-        return self._receive(rdma_wire.body_bytes(head, reply=True), deadline)
+        """Asks the peer; returns the body of its answer. Raises VerbsError for a refusal, and like ``exchange``."""
+        try:
+            self._say(request, deadline)
+            header = self.link.stream.receive_bytes(rdma_wire.HEADER_BYTES, deadline)
+            self.answered = True
+            head = rdma_wire.parse_reply(header, op, count)
+            if head.code is not RdmaCode.OK:
+                raise VerbsError(f"the peer answers {op.name} with {head.code.name}")
+            return self.link.stream.receive_bytes(rdma_wire.body_bytes(head, reply=True), deadline)
+        except OSError:
+            self._link_ended()
+
+    def _say(self, message: bytes, deadline: float) -> None:
+        self._spoke = self._clock()
+        self.link.stream.send([message], deadline)
+
+    def _link_ended(self) -> NoReturn:
+        """Raises TryAgain for an endpoint that sat idle, else ConnectionResetError.
+
+        The peer may end a link that sat idle, and ``is_open`` is asked too early to notice every such end."""
+        if self.reused:
+            raise TryAgain("the control link ended") from None
+        raise ConnectionResetError("the control link ended") from None
+
+    def is_open(self) -> bool:
+        return super().is_open() and self._watch.is_open()
+
+    def prepare(self, chain: Chain) -> None:
+        """Asks the peer about those keys of the chain's remote regions that are not known yet."""
+        keys = {part.remote_region for part in chain.slices}
+        self._known = self._keys.find(keys, lambda asked: self._resolve(asked, chain.deadline))
 
     def exchange(self, chain: Chain) -> ChainOutcome:
         try:
@@ -144,6 +182,11 @@ class RdmaEndpoint(ControlEndpoint[RegionGrant]):
             raise TryAgain("the peer has taken back what it had granted")
         if status != SUCCESS:
             raise VerbsError(f"work ended with status {status}")
+
+    def _touch(self, deadline: float) -> None:
+        """Says that the link is in use, if it was silent for ``_TOUCH_S``."""
+        if self._clock() - self._spoke >= _TOUCH_S:
+            self._say(rdma_wire.pack_touch(), deadline)
 
     def _sleep(self, timeout_s: float) -> None:
         """Sleeps until a completion comes or the link ends, for at most ``timeout_s``."""

@@ -83,9 +83,7 @@ class RdmaServer:
     def _resolve(self, inbound: InboundLink, lent: LentMemory, body: bytes) -> bytes:
         keys = rdma_wire.parse_keys(body)
         try:
-            grants = tell(
-                self._context, inbound, keys, rdma_wire.MAX_PARTS, lambda grant: _lend(lent, grant), RegionGrant
-            )
+            grants = tell(self._context, inbound, keys, lent.lend, RegionGrant)
         except VerbsError as error:
             _log.warning("memory cannot be lent to a peer: %s", error)
             return rdma_wire.pack_resolved(RdmaCode.NO_ROOM, [])
@@ -96,20 +94,6 @@ class RdmaServer:
         if grant.lent:
             for lent in list(self._lent):
                 lent.take_back(grant)
-
-
-def _lend(lent: LentMemory, grant: Grant) -> RegionGrant:
-    region = grant.region
-    try:
-        if not grant.rights:
-            return RegionGrant(0)
-        if region.device is not None and not region.direct:
-            return RegionGrant(Reason.OTHER_TRANSPORT)
-        return lent.lend(grant) or RegionGrant(Reason.UNKNOWN_REGION)
-    except VerbsError:
-        if region.device is not None and not region.direct:
-            return RegionGrant(Reason.OTHER_TRANSPORT)
-        raise
 
 
 class LentMemory:
@@ -124,10 +108,15 @@ class LentMemory:
         with verb(f"no protection domain on {hca.nic.name}"):
             self.pd = pyverbs().PD(hca.context)
 
-    def lend(self, grant: Grant) -> RegionGrant | None:
-        """Registers the grant's ranges at first use; returns what the peer must know, or None if it is being revoked.
+    def lend(self, grant: Grant) -> RegionGrant:
+        """Registers the grant's ranges at first use; returns what the peer must know, or why it is lent nothing.
 
         The registration ends with the grant or the link. Raises VerbsError if the NIC has no room."""
+        region = grant.region
+        if not grant.rights:
+            return RegionGrant(0)
+        if region.device is not None and not region.direct:
+            return RegionGrant(Reason.OTHER_TRANSPORT)
         self._asked.add(grant)  # before its life is looked at, as ``lent`` below
         with self._lock:
             known = self._lent.get(grant)
@@ -136,18 +125,20 @@ class LentMemory:
             grant.lent = True  # before the next look: a thread that revokes sees this, or has shut the grant already
             if not grant.alive:
                 self._asked.discard(grant)
-                return None
+                return RegionGrant(Reason.UNKNOWN_REGION)
             handles: list[Any] = []
             keys: list[tuple[int, int]] = []
             try:
                 for start, end in zip(*grant.spans, strict=True):
-                    handle, address = register_memory(self.pd, grant.region, start, end - start, grant.access)
+                    handle, address = register_memory(self.pd, region, start, end - start, grant.access)
                     handles.append(handle)
                     keys.append((handle.rkey, address))
-            except BaseException:
+            except BaseException as error:
                 for handle in handles:
                     free(handle)
                 self._asked.discard(grant)
+                if isinstance(error, VerbsError) and region.device is not None and not region.direct:
+                    return RegionGrant(Reason.OTHER_TRANSPORT)  # it has just turned out so
                 raise
             made = RegionGrant(0, grant.rights, grant.spans, tuple(keys))
             self._lent[grant] = handles, made

@@ -19,8 +19,7 @@ from pinyon.transfer.transports.rdma.endpoint import RdmaEndpoint
 from pinyon.transfer.transports.rdma.hcas import HcaTable
 from pinyon.transfer.transports.rdma.server import RdmaServer
 from pinyon.transfer.transports.rdma.verbs import VerbsError
-from pinyon.transfer.types.nic import Nic, same_network
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Nic, Path, same_network
 from pinyon.transfer.types.segment import SegmentDescriptor
 
 _log = logging.getLogger(__name__)

@@ -19,16 +19,13 @@ from struct import Struct
 from typing import NamedTuple
 
 from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.types.limits import MAX_FRAME_REQUESTS
 from pinyon.transfer.types.nic import MAX_NIC_CHARS
 from pinyon.transfer.types.segment import KEY_BYTES, MAX_LENGTH
-from pinyon.transfer.types.spans import Spans
+from pinyon.transfer.types.spans import MAX_SPANS, Spans
 
 MAGIC = 0x5052
 REPLY_BIT = 0x80
-MAX_KEYS = 1024
-"""Keys per RESOLVE."""
-MAX_PARTS = 1 << 16
-"""The parts of an answer at most, besides one for each key that is refused."""
 MAX_READS = 255
 MAX_MESSAGE_BYTES = 1 << 31
 """The bytes of one work request at most (InfiniBand specification, 9.7.1)."""
@@ -114,12 +111,12 @@ def pack_paired(code: RdmaCode, half: Half | None) -> bytes:
 
 
 def pack_resolve(keys: Sequence[bytes]) -> bytes:
-    """Packs a RESOLVE of at most ``MAX_KEYS`` region keys."""
+    """Packs a RESOLVE of at most ``MAX_FRAME_REQUESTS`` region keys."""
     return _HEADER.pack(MAGIC, RdmaOp.RESOLVE, 0, len(keys)) + b"".join(keys)
 
 
 def pack_resolved(code: RdmaCode, grants: Sequence[RegionGrant]) -> bytes:
-    """Packs one grant per key, in that order, with at most ``MAX_PARTS`` spans; none unless the code is OK."""
+    """Packs one grant per key, in that order, with at most ``MAX_SPANS`` spans; none unless the code is OK."""
     parts: list[bytes] = []
     for index, (refusal, access, (starts, ends), keys) in enumerate(grants):
         parts += [
@@ -142,7 +139,7 @@ def parse_request(data: bytes | bytearray | memoryview) -> RdmaHeader:
         op = RdmaOp(opcode)
     except ValueError:
         raise WireError(f"unknown operation {opcode}") from None
-    least, most = {RdmaOp.PAIR: (1, 1), RdmaOp.RESOLVE: (1, MAX_KEYS), RdmaOp.TOUCH: (0, 0)}[op]
+    least, most = {RdmaOp.PAIR: (1, 1), RdmaOp.RESOLVE: (1, MAX_FRAME_REQUESTS), RdmaOp.TOUCH: (0, 0)}[op]
     if not least <= count <= most:
         raise WireError(f"{op.name} with a count of {count}")
     return RdmaHeader(op, RdmaCode.OK, count)
@@ -159,7 +156,7 @@ def parse_reply(data: bytes | bytearray | memoryview, op: RdmaOp, count: int) ->
         code = RdmaCode(number)
     except ValueError:
         raise WireError(f"unknown answer code {number}") from None
-    most = 0 if code is not RdmaCode.OK else count + MAX_PARTS if op is RdmaOp.RESOLVE else count
+    most = 0 if code is not RdmaCode.OK else count + MAX_SPANS if op is RdmaOp.RESOLVE else count
     if not min(count, most) <= answered <= most:
         raise WireError(f"{answered} parts in the answer to {count}, with code {code.name}")
     return RdmaHeader(op, code, answered)

@@ -13,11 +13,6 @@ from pinyon.transfer.transports.shm import cma
 from pinyon.transfer.transports.shm.wire import SEAL_BYTES, Seal
 
 
-def new_page(seals: int) -> memoryview:
-    """Returns memory for this many seals and the process's own; cells that are not used yet take no memory."""
-    return memoryview(mmap.mmap(-1, (seals + 1) * SEAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
 class Seals:
     """Random bytes, 16 for each grant that a peer asked for, in one page. A cell is the offset at which they begin.
 
@@ -34,17 +29,18 @@ class Seals:
     the barrier, or loads the seal after it. A seal's bytes need not be loaded at once: one old byte proves that its
     load came before the zeros."""
 
-    def __init__(self, page: memoryview) -> None:
-        """Takes the page, which stays after ``close`` for READs that come late; no seal in it is intact then."""
-        self._page = page
+    def __init__(self, most: int) -> None:
+        """Makes room for ``most`` seals; cells that are not used yet take no memory.
+
+        The page stays after ``close`` for READs that come late; no seal in it is intact then."""
+        size = most * SEAL_BYTES
+        page = self._page = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._address = int(np.frombuffer(page, np.uint8).ctypes.data)
         self._lock = threading.Lock()
-        self._fresh = iter(range(0, len(page), SEAL_BYTES))
+        self._fresh = iter(range(0, size, SEAL_BYTES))
         self._unused: list[int] = []
         self._cells: dict[Grant, int] = {}
         self._closed = False
-        self.own = self._at(self._new_cell() or 0)
-        """The seal of the process itself."""
 
     def issue(self, grant: Grant) -> Seal | None:
         """Returns the grant's seal, or None if the grant is being revoked or there is no room."""
@@ -52,7 +48,9 @@ class Seals:
             # Checked under the lock: ``revoke`` is called after the grant died, and from then on no seal is issued.
             if self._closed or not grant.alive:
                 return None
-            cell = self._cells.get(grant) or self._new_cell()
+            cell = self._cells.get(grant)
+            if cell is None:
+                cell = self._new_cell()
             if cell is None:
                 return None
             self._cells[grant] = cell
@@ -70,7 +68,7 @@ class Seals:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for cell in (0, *self._cells.values()):
+            for cell in self._cells.values():
                 self._break(cell)
             cma.fence()
             self._cells.clear()

@@ -37,9 +37,9 @@ class ShmService:
     def serve(self, inbound: InboundLink) -> None:
         stream = inbound.stream
         deadline = self.clock() + self.limits.connect_s
-        proof = shm_wire.parse_proof(inbound.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        _, address = shm_wire.parse_proof(stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
         try:
-            seal = shm_wire.Seal(proof.address, inbound.marks.initiator)
+            seal = shm_wire.Seal(address, inbound.marks.initiator)
             peer = meet(stream, seal)
         except Unreachable as why:
             if str(why) not in self._told:
@@ -71,14 +71,12 @@ class _Session:
         self._inbox = memoryview(bytearray(shm_wire.MAX_REQUEST_BYTES))
 
     def serve(self) -> None:
-        inbound, limits = self._inbound, self._service.limits
-        stream, inbox, clock = inbound.stream, self._inbox, self._service.clock
+        limits, clock = self._service.limits, self._service.clock
+        stream, inbox = self._inbound.stream, self._inbox
         while True:
             got = stream.poll(inbox)
             if got is None:
-                inbound.rest()
-                got = stream.await_some(inbox, clock() + limits.idle_s)
-                inbound.work()
+                got = self._inbound.await_request(inbox)
             if not got:
                 return
             deadline = clock() + limits.base_deadline_s
@@ -102,7 +100,7 @@ class _Session:
     # --- READ: the peer copies; it only asks where ---
 
     def _resolve(self, request: shm_wire.ShmRequestHead, keys: list[bytes], deadline: float) -> None:
-        places = tell(self._service.context, self._inbound, keys, shm_wire.MAX_SPANS, self._place, shm_wire.ShmPlace)
+        places = tell(self._service.context, self._inbound, keys, self._place, shm_wire.ShmPlace)
         self._inbound.stream.send([shm_wire.pack_places(request, places)], deadline)
 
     def _place(self, grant: Grant) -> shm_wire.ShmPlace:
@@ -140,8 +138,7 @@ class _Session:
         magic, kind, code, ranges, message_id, nbytes, key, offset, length, address = message
         if (magic, kind, code, ranges) != _ONE or not 0 < length == nbytes <= FETCH_BYTES or address >> 62:
             return False
-        if not self._watch.is_open():
-            raise ConnectionResetError("the peer closed the link")
+        self._check_open()
         data = self._peer.fetch_one(address, nbytes, self._seal)
         if data is None:
             raise ConnectionResetError("the peer's memory is gone")

@@ -13,19 +13,18 @@ from array import array
 from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
-from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.links.endpoints import Endpoints
+from pinyon.transfer.links.endpoints import Endpoint, Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.transports.control import KnownKeys
 from pinyon.transfer.transports.shm import wire as shm_wire
 from pinyon.transfer.transports.shm.cma import FETCH_BYTES, Move, PeerMemory, Unreachable, meet
-from pinyon.transfer.transports.shm.seal import Seals, new_page
+from pinyon.transfer.transports.shm.seal import Seals
 from pinyon.transfer.transports.shm.server import ShmService
 from pinyon.transfer.transports.tcp import wire
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
@@ -46,8 +45,7 @@ class _Endpoint(Endpoint):
         self._memory = memory
         self._table = context.memory
         self._clock = context.clock
-        most = context.limits.max_regions, shm_wire.MAX_SPANS, shm_wire.MAX_RANGES
-        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(*most)
+        self._keys: KnownKeys[shm_wire.ShmPlace] = KnownKeys(context.limits.max_regions)
         self._places = self._keys.opened
         self._ids = itertools.count(1)
         self._answer = memoryview(bytearray(shm_wire.HEAD_BYTES + 1))
@@ -130,9 +128,7 @@ class _Endpoint(Endpoint):
             return DONE
         if got < whole:
             self.link.stream.receive([self._answer[got:whole]], deadline)
-        refusals = bytes(self._answer[shm_wire.HEAD_BYTES : whole])
-        wire.check_refusals(refusals)
-        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        return _completed(bytes(self._answer[shm_wire.HEAD_BYTES : whole]))
 
     def close(self, *, hard: bool) -> None:
         super().close(hard=hard)
@@ -147,12 +143,8 @@ class _Endpoint(Endpoint):
         message_id = next(self._ids)
         request = shm_wire.pack_write(message_id, [part[3:] for part in slices], addresses, chain.nbytes)
         self.link.stream.send([request], chain.deadline)
-        code, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
-        refusals = None
-        if code == shm_wire.SOME_REFUSED:
-            refusals = self.link.stream.receive_bytes(size, chain.deadline)
-            wire.check_refusals(refusals)
-        return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+        _, size = self._receive_answer(shm_wire.WRITE, len(slices), message_id, chain.deadline)
+        return _completed(self.link.stream.receive_bytes(size, chain.deadline)) if size else DONE
 
     def _read(self, chain: Chain) -> ChainOutcome:
         for _ in range(_READ_TRIES):
@@ -197,6 +189,12 @@ class _Endpoint(Endpoint):
         return shm_wire.parse_answer(self._head, kind, count, message_id)
 
 
+def _completed(refusals: bytes) -> ChainOutcome:
+    """Returns the outcome of a WRITE that was refused in part. Raises WireError if the codes make no sense."""
+    wire.check_refusals(refusals)
+    return ChainOutcome(TransferStatus.COMPLETED, Reason.NONE, refusals)
+
+
 def _plan_read(chain: Chain, places: dict[bytes, shm_wire.ShmPlace]) -> tuple[list[Move], int, bytes | None]:
     """Returns the moves, with neighbours joined, their bytes, and a code per slice (None if nothing is refused)."""
     moves: list[Move] = []
@@ -238,7 +236,7 @@ class ShmTransport(Endpoints[_Endpoint]):
         self.moves_bytes = context.limits.max_frame_bytes
         self.address = f"@pinyon-transfer-{context.boot_id.hex()}"
         """The abstract Unix socket to listen on and to publish."""
-        self._seals = Seals(new_page(context.limits.max_grants + context.limits.max_regions))
+        self._seals = Seals(context.limits.max_grants + context.limits.max_regions)
         self.service = ShmService(context, self._seals)
         self._told: set[str] = set()
 
@@ -259,10 +257,10 @@ class ShmTransport(Endpoints[_Endpoint]):
 
     def _prove(self, link: Link, mark: array[int], deadline: float) -> PeerMemory:
         link.stream.send([shm_wire.pack_proof(shm_wire.OK, mark.buffer_info()[0])], deadline)
-        proof = shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
-        if proof.code:
+        code, address = shm_wire.parse_proof(link.stream.receive_bytes(shm_wire.PROOF_BYTES, deadline))
+        if code:
             raise Unreachable("the peer cannot read this process's memory; its log says why")
-        return meet(link.stream, shm_wire.Seal(proof.address, link.marks.server))
+        return meet(link.stream, shm_wire.Seal(address, link.marks.server))
 
     def close(self) -> None:
         super().close()

@@ -24,16 +24,13 @@ from pinyon.transfer.types.errors import WireError
 from pinyon.transfer.types.limits import MAX_FRAME_BYTES, MAX_FRAME_REQUESTS
 from pinyon.transfer.types.request import Reason
 from pinyon.transfer.types.segment import KEY_BYTES, Range
-from pinyon.transfer.types.spans import Spans
+from pinyon.transfer.types.spans import MAX_SPANS, Spans
 
 MAGIC = 0x5053
 RESOLVE = 1
 WRITE = 2
 REPLY_BIT = 0x80
 WRITE_DONE = WRITE | REPLY_BIT
-MAX_RANGES = MAX_FRAME_REQUESTS
-MAX_BYTES = MAX_FRAME_BYTES
-"""The bytes of one WRITE at most. Copying them takes far less than any stall limit, so no keep-alive is needed."""
 SEAL_BYTES = 16
 
 OK = 0
@@ -58,10 +55,8 @@ PROOF_BYTES = _PROOF.size
 HEAD_BYTES = _HEAD.size
 PLACE_BYTES = _PLACE.size
 SPAN_BYTES = _SPAN.size
-MAX_SPANS = 1 << 16
-"""The spans of all places in one answer at most."""
 RANGE_BYTES = _DESCRIPTOR.size + 8
-MAX_REQUEST_BYTES = HEAD_BYTES + MAX_RANGES * RANGE_BYTES
+MAX_REQUEST_BYTES = HEAD_BYTES + MAX_FRAME_REQUESTS * RANGE_BYTES
 
 PLACE_CODES = (0, Reason.UNKNOWN_REGION, Reason.ACCESS_DENIED, Reason.OTHER_TRANSPORT)
 ADDRESS_SPACE = 1 << 63
@@ -75,12 +70,6 @@ class Seal(NamedTuple):
 
 
 NO_SEAL = Seal(0, bytes(SEAL_BYTES))
-
-
-class Proof(NamedTuple):
-    code: int
-    address: int
-    """The address of the sender's mark of the link (``links.handshake``), ``SEAL_BYTES`` long."""
 
 
 class ShmRequestHead(NamedTuple):
@@ -113,14 +102,16 @@ def pack_proof(code: int, address: int = 0) -> bytes:
     return _PROOF.pack(MAGIC, code, address)
 
 
-def parse_proof(data: bytes) -> Proof:
-    """Parses a PROOF. Raises WireError if it is not one."""
+def parse_proof(data: bytes) -> tuple[int, int]:
+    """Parses a PROOF; returns its code, and the address of the sender's mark of the link (``links.handshake``).
+
+    The mark is ``SEAL_BYTES`` long. Raises WireError if it is not a PROOF."""
     if len(data) != PROOF_BYTES:
         raise WireError(f"a PROOF has {PROOF_BYTES} bytes")
     magic, code, address = _PROOF.unpack(data)
     if magic != MAGIC or code not in (OK, UNREACHABLE):
         raise WireError("not a PROOF")
-    return Proof(code, _checked(address, SEAL_BYTES))
+    return code, _checked(address, SEAL_BYTES)
 
 
 def pack_resolve(message_id: int, keys: Sequence[bytes]) -> bytes:
@@ -151,12 +142,12 @@ def parse_request(head: bytes | memoryview) -> ShmRequestHead:
         raise WireError(f"bad magic {magic:#x}")
     if kind not in (RESOLVE, WRITE) or code:
         raise WireError(f"unknown request {kind} {code}")
-    if not 0 < ranges <= MAX_RANGES:
+    if not 0 < ranges <= MAX_FRAME_REQUESTS:
         raise WireError(f"{ranges} ranges in a request")
     if kind == RESOLVE:
         if nbytes:
             raise WireError("a RESOLVE with a payload")
-    elif not ranges <= nbytes <= MAX_BYTES:
+    elif not ranges <= nbytes <= MAX_FRAME_BYTES:
         raise WireError(f"{nbytes} bytes in a WRITE of {ranges}")
     return message
 
@@ -195,7 +186,7 @@ def pack_places(request: ShmRequestHead, places: Iterable[ShmPlace]) -> bytes:
     parts: list[bytes] = []
     for code, address, seal, (starts, ends) in places:
         parts.append(_PLACE.pack(code, len(starts), address, *seal))
-        parts.append(pack_spans(starts, ends))
+        parts += [_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)]
     body = b"".join(parts)
     return _HEAD.pack(MAGIC, RESOLVE | REPLY_BIT, OK, request.ranges, request.id, len(body)) + body
 
@@ -242,7 +233,7 @@ def parse_places(data: bytes, count: int) -> list[ShmPlace]:
             raise WireError(f"refusal code {code} with {spans} spans")
         if at + spans * SPAN_BYTES > len(data):
             raise WireError("places do not fill their space")
-        opened = parse_spans(data[at : at + spans * SPAN_BYTES])
+        opened = _parse_spans(data[at : at + spans * SPAN_BYTES])
         at += spans * SPAN_BYTES
         if spans:
             _checked(address, opened.ends[-1])
@@ -252,11 +243,7 @@ def parse_places(data: bytes, count: int) -> list[ShmPlace]:
     return places
 
 
-def pack_spans(starts: Sequence[int], ends: Sequence[int]) -> bytes:
-    return b"".join([_SPAN.pack(start, end - start) for start, end in zip(starts, ends, strict=True)])
-
-
-def parse_spans(data: bytes) -> Spans:
+def _parse_spans(data: bytes) -> Spans:
     """Parses spans. Raises WireError if they are empty or out of order."""
     pairs = list(_SPAN.iter_unpack(data))
     spans = Spans(tuple([start for start, _ in pairs]), tuple([start + length for start, length in pairs]))

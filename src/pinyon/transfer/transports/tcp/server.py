@@ -37,9 +37,7 @@ class TcpService:
         while True:
             got = stream.poll(window)
             if got is None:
-                inbound.rest()
-                got = stream.await_some(window, self._clock() + limits.idle_s)
-                inbound.work()
+                got = inbound.await_request(window)
             if not got:
                 return
             deadline = self._clock() + limits.base_deadline_s
@@ -118,17 +116,17 @@ class TcpService:
         reading = frame.opcode == Opcode.READ
         if reading and early:
             raise WireError("bytes after a READ")
-        intact = True
+        code = wire.ALL_OK
         found, refusals, pinned = self._memory.admit(frame.opcode, ranges, inbound, inbound.abort)
         staged = None
-        failed = landing = False
+        landing = False
         accepted = frame.payload
         try:
             if refusals is not None:
                 accepted = sum(part[2] for part, region in zip(ranges, found, strict=True) if region is not None)
-            if self._memory.staging.inbound.regions:
+            if self._memory.staging_in.regions:
                 patience = min(deadline, self._clock() + self._limits.stall_s)
-                staged = stage_ranges(self._memory.staging.inbound, frame.opcode, ranges, found, patience)
+                staged = stage_ranges(self._memory.staging_in, frame.opcode, ranges, found, patience)
                 if staged is not None:
                     ranges, found = staged.ranges, staged.found
             buffers = _gather(ranges, found, drain=not reading)
@@ -137,25 +135,24 @@ class TcpService:
                     inbound.stream.keep_little()
                 send_payload(inbound.stream, wire.pack_reply(frame, refusals, accepted), buffers, seed, deadline)
             else:
-                intact = receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None)
+                if not receive_payload(inbound.stream, buffers, seed, deadline, early, singly=refusals is not None):
+                    code = wire.BAD_CHECKSUM
                 landing = True
-                if staged is not None and intact:
+                if staged is not None and code == wire.ALL_OK:
                     staged.land()
         except DeviceError as error:  # a READ failed before its reply, a WRITE after its payload: the link is in step
             _log.error("serving device memory failed: %s", error)
             if not reading and not landing:  # its payload is still to come
                 raise ConnectionAbortedError from None
-            failed = True
+            code = wire.FAULT
         finally:
             if staged is not None:
                 staged.buffer.release()
             self._memory.unpin(pinned, inbound)
-        if failed:
-            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.FAULT)], deadline)
-            return
-        if not intact:
-            inbound.stream.send([wire.pack_reply(frame, None, 0, code=wire.BAD_CHECKSUM)], deadline)
-            _log.warning("a transfer frame arrived with a wrong checksum")
+        if code != wire.ALL_OK:
+            inbound.stream.send([wire.pack_reply(frame, None, 0, code=code)], deadline)
+            if code == wire.BAD_CHECKSUM:
+                _log.warning("a transfer frame arrived with a wrong checksum")
             return
         if not reading:
             if seed is None:

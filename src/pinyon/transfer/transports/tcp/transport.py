@@ -14,8 +14,7 @@ from pinyon.transfer.chains.chain import DONE, INTERNAL, SHUTDOWN, UNDER_WAY, Ch
 from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
-from pinyon.transfer.links.endpoint import Endpoint
-from pinyon.transfer.links.endpoints import Endpoints
+from pinyon.transfer.links.endpoints import Endpoint, Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
@@ -24,8 +23,7 @@ from pinyon.transfer.transports.tcp.payload import HEAD_START_BYTES, INBOX_BYTES
 from pinyon.transfer.transports.tcp.server import TcpService
 from pinyon.transfer.transports.tcp.wire import checksum_of, seed_of
 from pinyon.transfer.types.errors import WireError
-from pinyon.transfer.types.nic import Nic
-from pinyon.transfer.types.path import Path
+from pinyon.transfer.types.nic import Nic, Path
 from pinyon.transfer.types.request import Opcode, Reason, TransferStatus
 from pinyon.transfer.types.segment import SegmentDescriptor
 
@@ -90,28 +88,24 @@ class Connection(Endpoint):
         and the region, which the caller has pinned."""
         stream, checked = self._stream, self._checked
         frame_id = self._frame_id = self._frame_id + 1
-        seed = 0
-        if opcode is Opcode.READ:
+        whole, seed = wire.FRAME_HEADER_BYTES, 0
+        if opcode is Opcode.READ or nbytes > SMALL_BYTES:
             head = wire.pack_frame_of_one(
                 wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
             )
-            stream.send_one(head, deadline)
-            # The good answer is worked out while the request is on its way.
-            if checked:
-                seed = seed_of(head)
-            whole = wire.FRAME_HEADER_BYTES + nbytes
-            if checked:
-                whole += wire.TRAILER_BYTES
-            good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
-        elif nbytes > SMALL_BYTES:
-            head = wire.pack_frame_of_one(
-                wire.FRAME_MAGIC, opcode, checked, 1, frame_id, nbytes, key, remote_offset, nbytes
-            )
-            # Packed before the payload moves, which pushes this code and its data out of the core's cache.
-            whole = wire.FRAME_HEADER_BYTES
-            good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
-            data = region.view[offset : offset + nbytes]
-            send_payload(stream, head, (data,), seed_of(head) if checked else None, deadline)
+            if opcode is Opcode.READ:
+                stream.send_one(head, deadline)
+                # The good answer is worked out while the request is on its way.
+                whole += nbytes
+                if checked:
+                    seed = seed_of(head)
+                    whole += wire.TRAILER_BYTES
+                good = wire.pack_header(wire.FRAME_MAGIC, wire.READ_DONE, wire.ALL_OK, 1, frame_id, nbytes)
+            else:
+                # Packed before the payload moves, which pushes this code and its data out of the core's cache.
+                good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
+                data = region.view[offset : offset + nbytes]
+                send_payload(stream, head, (data,), seed_of(head) if checked else None, deadline)
         else:
             outbox = self._outbox
             if not outbox:
@@ -127,7 +121,6 @@ class Connection(Endpoint):
                 wire.pack_trailer_into(outbox, end, checksum_of(data, seed_of(outbox[: wire.FIRST_BYTES])))
                 end += wire.TRAILER_BYTES
             stream.send_one(outbox[:end], deadline)
-            whole = wire.FRAME_HEADER_BYTES
             good = wire.pack_header(wire.FRAME_MAGIC, wire.WRITE_DONE, wire.ALL_OK, 1, frame_id, 0)
         self._asked = (opcode, region, offset, nbytes, seed, whole, good)
         return UNDER_WAY
@@ -204,19 +197,19 @@ class Connection(Endpoint):
         self.answered = True
         inbox, at = self._inbox, wire.FRAME_HEADER_BYTES
         refusals = None
-        reply = wire.parse_reply(inbox, frame)
-        if reply.code == wire.SOME_REFUSED:
+        code, payload = wire.parse_reply(inbox, frame)
+        if code == wire.SOME_REFUSED:
             at += frame.requests
             if got < at:
                 self._stream.receive([inbox[got:at]], deadline)
                 got = at
             refusals = bytes(inbox[wire.FRAME_HEADER_BYTES : at])
             wire.check_refusals(refusals)
-        elif reply.code != wire.ALL_OK:
-            return _BAD_CHECKSUM if reply.code == wire.BAD_CHECKSUM else INTERNAL
+        elif code != wire.ALL_OK:
+            return _BAD_CHECKSUM if code == wire.BAD_CHECKSUM else INTERNAL
         if frame.opcode == wire.READ:
             buffers = _gather(chain, refusals) if chain is not None else []
-            if sum(map(len, buffers)) != reply.payload:
+            if sum(map(len, buffers)) != payload:
                 raise WireError("the reply's payload does not fit the accepted ranges")
             if not receive_payload(self._stream, buffers, seed, deadline, inbox[at:got]):
                 return _BAD_CHECKSUM

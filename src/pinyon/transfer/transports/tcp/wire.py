@@ -95,12 +95,6 @@ class Frame(NamedTuple):
     """True if the payload is followed by its checksum, in whichever direction it goes."""
 
 
-class TcpReply(NamedTuple):
-    code: int
-    """``ALL_OK``, ``SOME_REFUSED``, ``BAD_CHECKSUM`` or ``FAULT``."""
-    payload: int
-
-
 def pack_frame(frame: Frame, ranges: Iterable[tuple[bytes, int, int]]) -> bytes:
     """Packs a header and its descriptors; ``ranges`` are ``frame.requests`` times ``(key, offset, length)``."""
     opcode, count, frame_id, payload, checksum = frame
@@ -160,8 +154,8 @@ def pack_reply(frame: Frame, refusals: bytes | None, payload: int, *, code: int 
     return head if refusals is None else head + refusals
 
 
-def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> TcpReply:
-    """Parses the answer to ``frame``: the first ``FRAME_HEADER_BYTES`` of ``data``.
+def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> tuple[int, int]:
+    """Parses the answer to ``frame``: the first ``FRAME_HEADER_BYTES`` of ``data``; returns its code and payload size.
 
     Raises WireError if the answer is not to this frame, or its payload cannot be right."""
     if len(data) < FRAME_HEADER_BYTES:
@@ -170,14 +164,13 @@ def parse_reply(data: bytes | bytearray | memoryview, frame: Frame) -> TcpReply:
     if (magic, opcode, count, frame_id) != (FRAME_MAGIC, frame[0] | REPLY_BIT, frame[1], frame[2]):
         raise WireError("the reply does not answer the frame that was sent")
     expected = 0 if frame.opcode == WRITE else frame.payload
-    if code == ALL_OK and payload == expected:
-        return TcpReply(ALL_OK, payload)
-    if code == SOME_REFUSED and payload <= expected:
-        return TcpReply(SOME_REFUSED, payload)
-    if code == BAD_CHECKSUM and not payload and frame.checksum and frame.opcode == WRITE:
-        return TcpReply(BAD_CHECKSUM, 0)
-    if code == FAULT and not payload:
-        return TcpReply(FAULT, 0)
+    if (
+        (code == ALL_OK and payload == expected)
+        or (code == SOME_REFUSED and payload <= expected)
+        or (code == BAD_CHECKSUM and not payload and frame.checksum and frame.opcode == WRITE)
+        or (code == FAULT and not payload)
+    ):
+        return code, payload
     raise WireError(f"reply code {code} with {payload} payload bytes, {expected} asked for")
 
 
