@@ -1,8 +1,7 @@
 """The command ``python -m bench [NAME] [--quick] [--python]``, which runs one benchmark or all.
 
 All together write ``bench/results/*.json``; a table shows the aims. They run compiled, as the container image does,
-where there is a C compiler; ``--python`` runs the sources as they are.
-"""
+where there is a C compiler; ``--python`` runs the sources as they are."""
 
 from __future__ import annotations
 

@@ -58,11 +58,7 @@ def main() -> None:
 def _round(choice: str, load: RoundLoad, profile: EngineProfile, seed: int, rounds: int) -> dict[str, Any]:
     costs = round_costs(choice, load, profile, seed, rounds, CLOCK)
     share_percent = round(100 * costs.of_engine_time, 3)
-    return {
-        "cpu_ms": summary(costs.cpu_ms, 3),
-        "rounds": len(costs.cpu_ms),
-        "of_engine_time_percent": share_percent,
-    }
+    return {"cpu_ms": summary(costs.cpu_ms, 3), "rounds": len(costs.cpu_ms), "of_engine_time_percent": share_percent}
 
 
 def _rounds(report: Report, quick: bool) -> None:

@@ -1,8 +1,7 @@
 """Requests that run through a worker's decision modules and the NumPy engine in this process: no network, no waiting.
 
 Processor time is measured, of decode-only steps and of everything. It is also the clock of the decisions, so that a run
-does not depend on what else the machine does.
-"""
+does not depend on what else the machine does."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The worker finds and holds what a prompt reuses, makes room for the rest, publishes it chunk by chunk, gives all of it
 back, and tells the conductor. No KV moves. A prompt has 512 blocks of which the first half is held; none comes twice.
-Figures are of all of its blocks.
-"""
+Figures are of all of its blocks."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ def environment(*, python: bool) -> dict[str, str]:
     """Returns the environment of a benchmark and its services, which import ``pinyon`` and ``services`` from one tree.
 
     The tree is made first where it is missing or not of these sources, which takes minutes. Where that fails, stderr
-    says so, and the sources run as they are, as with ``python``.
-    """
+    says so, and the sources run as they are, as with ``python``."""
     inherited = dict(os.environ)
     if not python:
         try:

@@ -5,8 +5,7 @@ A prompt has 512 blocks of 16 tokens, the first half held by some instance, the 
 instance tells of a placement in three reports: the request came; it was computed, with the cache events; it has ended.
 The oldest blocks go as new ones come. CPU is that of the conductor's process, all threads, by the scheduler's
 accounting. Placements per second are as many as that CPU allows on one core. With ``--python`` a second conductor, with
-clocks in it, measures the parts.
-"""
+clocks in it, measures the parts."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ goes. The time of the clocks themselves is included, about a microsecond each.
     python -m bench.conductor_timed FILE [options of the conductor]
 
 ``FILE`` has a float64 for each of :data:`PARTS`: seconds of CPU of its thread so far. Parts lie within each other: the
-decision in the placing, events in reports.
-"""
+decision in the placing, events in reports."""
 
 from __future__ import annotations
 

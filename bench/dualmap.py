@@ -2,8 +2,7 @@
 
 DualMap's appendix A.4.2 has these operations: querying what is cached (about 0.2 ms for each instance), routing a
 request (0.6 ms) and rebalancing two overloaded instances (2.2 to 2.5 ms). The workload is theirs as far as it is known:
-tool&agent, generated, at a rate that overloads some instances.
-"""
+tool&agent, generated, at a rate that overloads some instances."""
 
 from __future__ import annotations
 

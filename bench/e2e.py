@@ -10,8 +10,7 @@ cost of a token in each service while 64 streams are served.
 Ours tokenizes, makes keys, predicts and admits. The other router asks its servers for tokens. Where they have none, it
 says that it chooses by characters, but its choices do not follow prefixes (docs/notebook/benchmarks.md): that is the
 cost of a router that only forwards. Both are measured, with as many servers as ours has workers, and the aim is by the
-cheaper one.
-"""
+cheaper one."""
 
 from __future__ import annotations
 

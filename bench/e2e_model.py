@@ -2,8 +2,7 @@
 
 Both are of this repository's own documents, so that nothing is downloaded. Every 20th word is new, as names, numbers
 and mistyped words are in a text. The vocabulary has some 10,000 tokens of 3.6 characters; large ones have 4 to 4.5.
-There are no weights: an engine that computes nothing needs none.
-"""
+There are no weights: an engine that computes nothing needs none."""
 
 from __future__ import annotations
 

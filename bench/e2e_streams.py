@@ -1,8 +1,7 @@
 """The cost of a token for the load balancer, the conductor and a worker while many streams are served at once.
 
 Each token comes by itself, as from a GPU's steps of 20 ms. The cost is the difference between long and short answers,
-less what the idle processes use in as much time.
-"""
+less what the idle processes use in as much time."""
 
 from __future__ import annotations
 

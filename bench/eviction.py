@@ -2,8 +2,7 @@
 
 It is measured on generated traces and public ones that the policy was not tuned on. Other parts are the cost of a
 decision, and one cache for all nodes against one for each. ``--sweep`` instead varies the parameters of generated
-traces that nobody published. Tables are in Markdown, as in docs/notebook/benchmarks.md.
-"""
+traces that nobody published. Tables are in Markdown, as in docs/notebook/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -29,10 +28,7 @@ PARTS = (*eviction_aims.PARTS, DECISION, GLOBAL)
 LIMIT_S = 1500.0
 """The time for all replays; those that are not done by then are left out."""
 CORNERS_MAX = 100
-DECISIONS = (
-    (Generated("qwen-a", 2), 6_000, 17_000),
-    (Generated("toolagent", 2), 6_000, 1_600),
-)
+DECISIONS = ((Generated("qwen-a", 2), 6_000, 17_000), (Generated("toolagent", 2), 6_000, 1_600))
 """The trace, the number of its first requests, and the capacity in blocks."""
 OF_IDEAL_AT_30M = {"conversation": 97.9, "synthetic": 100.0}
 """The percentages by an LRU replay that is not ours."""

@@ -1,7 +1,6 @@
 """The aims of pinyon's own eviction policy, and their traces: none that it was tuned on.
 
-The policy was tuned on the profiles' seed 1 and on the first halves of the public traces.
-"""
+The policy was tuned on the profiles' seed 1 and on the first halves of the public traces."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The hits of several policies on one trace at one capacity, as a share of what there is to gain.
 
-The gap is what Belady's optimum hits more than LRU. Half of it is knowledge of the future, which no policy has.
-"""
+The gap is what Belady's optimum hits more than LRU. Half of it is knowledge of the future, which no policy has."""
 
 from __future__ import annotations
 

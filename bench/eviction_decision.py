@@ -1,8 +1,7 @@
 """The cost of a policy: CPU time of all that it is told and asked, per block that it evicts.
 
 A replay is run with the policy, and again with one that only plays back the same victims: the difference is the
-policy's. Fits of policies that learn are included; in services a thread makes them.
-"""
+policy's. Fits of policies that learn are included; in services a thread makes them."""
 
 from __future__ import annotations
 

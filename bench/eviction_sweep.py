@@ -3,8 +3,7 @@
 Each parameter is at the ends of its range, one at a time; at corners all of them are at an end, drawn by a seed. Traces
 are from 10:00 on, so what happens at night is left out. Profile A has an eighth of its users, each as active as ever,
 and an eighth of the capacity, for an hour: its conversations need their time. B has all users, as 4 % of them send
-most, and an eighth of the time, as it reuses within seconds. Its capacity is that of two hours.
-"""
+most, and an eighth of the time, as it reuses within seconds. Its capacity is that of two hours."""
 
 from __future__ import annotations
 

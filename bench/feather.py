@@ -6,8 +6,7 @@ Each policy runs several times in the same world, and the last run counts: what 
 combinations take turns, so that ratios are of the same minutes. All tokens must be those of the first combination.
 
 Then the workload shifts under a policy that has learned: from prefixes that are worth steps of their own to ones that
-are not, and back. There are three runs of each, all of which count.
-"""
+are not, and back. There are three runs of each, all of which count."""
 
 from __future__ import annotations
 

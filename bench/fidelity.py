@@ -2,8 +2,7 @@
 (`pinyon simulate`) on the same number of instances with the same memory.
 
 First comes the NumPy engine on a few instances, by a profile that is measured on a cluster of one. Then comes the paced
-engine, whose steps take what its profile says, on eight. Results are means and P90 of the TTFT, and hits by tokens.
-"""
+engine, whose steps take what its profile says, on eight. Results are means and P90 of the TTFT, and hits by tokens."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ the published code's bounds of hot prefixes and serve requests as they come (tha
 not here). Preble and min_ttft are baselines of DualMap's paper. Traces: Mooncake's conversation, and two that nothing
 was tried on: Mooncake's synthetic one, and tool&agent generated from its profile.
 
-The pool keeps each block in one place, moves it and never copies it, and its links never congest.
-"""
+The pool keeps each block in one place, moves it and never copies it, and its links never congest."""
 
 from __future__ import annotations
 

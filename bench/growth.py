@@ -3,8 +3,7 @@
 One local cluster serves the built-in model over HTTP. First come requests with ``max_tokens`` 64 and 32,000,
 alternating: stop strings end the answers of both, soon and alike. Then the time to the first token of short requests
 from 40 clients is taken, alone and beside four streams of up to 32,000 tokens, alternating. No prompt is asked twice,
-except where answers are compared.
-"""
+except where answers are compared."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 loses.
 
 It is filled to its limit by prompts of 512 blocks, each in one or a few instances. Times are CPU time of the process,
-so that others do not count. ``--trace FILE`` (may be repeated) adds to the generated traces.
-"""
+so that others do not count. ``--trace FILE`` (may be repeated) adds to the generated traces."""
 
 from __future__ import annotations
 

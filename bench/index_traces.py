@@ -2,8 +2,7 @@
 
 A request reuses the longest beginning that any request before it had. An index that is told of every so many blocks
 sees it up to the last block that it knows. The same is computed for blocks that are chosen by their keys' hashes: one
-in as many on average, with nothing known of their places.
-"""
+in as many on average, with nothing known of their places."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The NumPy engine's attention kernels: decode over prefixes that requests share, beside what the machine can do.
 
 The built-in model has blocks of 32 tokens in random places of the pool. All times are CPU time of the process, medians
-over repetitions in which the kernels take turns. That they compute the same is checked on the way.
-"""
+over repetitions in which the kernels take turns. That they compute the same is checked on the way."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The built-in model answers chats and calls of programs (`live_load.py`) from small pools. Each run is on a fresh
 cluster, the policies alternating; the requests are recorded and replayed with the same policy and capacity. First comes
 one mixed worker without a KV store, then the demo's cluster. A second replay keeps the books that one worker keeps
-(`live_replay.py`): it differs from that worker by requests that overlap, and by the clock.
-"""
+(`live_replay.py`): it differs from that worker by requests that overlap, and by the clock."""
 
 from __future__ import annotations
 

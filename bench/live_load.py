@@ -99,8 +99,7 @@ async def serve(
     """Sends all requests that come before the end of the mix, at most ``at_once`` at a time: the others wait here.
     ``fields`` are added to each.
 
-    Raises RuntimeError for a request that fails, TimeoutError for one that takes too long.
-    """
+    Raises RuntimeError for a request that fails, TimeoutError for one that takes too long."""
     gate = asyncio.Semaphore(at_once)
     clock = asyncio.get_running_loop().time
     began_s = clock()

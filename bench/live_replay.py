@@ -1,8 +1,7 @@
 """A recorded trace through the books of one worker that serves one request at a time.
 
 It leaves out less than `pinyon simulate-cache`. A block that is not full is not kept, and the last token is always
-computed. Computed blocks need room before they are kept, and generated blocks are kept as well.
-"""
+computed. Computed blocks need room before they are kept, and generated blocks are kept as well."""
 
 from __future__ import annotations
 

@@ -19,20 +19,13 @@ class PeerUnavailable(Exception):
 
 
 def peer_python(
-    requirement: str,
-    module: str,
-    hint: str = "",
-    home: Path = _HOME,
-    also: Sequence[str] = (),
-    *,
-    alone: bool = False,
+    requirement: str, module: str, hint: str = "", home: Path = _HOME, also: Sequence[str] = (), *, alone: bool = False
 ) -> Path:
     """Returns the interpreter of an environment that holds ``requirement`` (``name==version``), made on first use.
 
     ``module`` must import there, else the peer counts as unavailable; ``hint``, such as a system package that it needs,
     is then added to the reason. ``also`` are further requirements, of the program that asks the peer. ``alone`` leaves
-    out all dependencies but ``also``. Raises :class:`PeerUnavailable`.
-    """
+    out all dependencies but ``also``. Raises :class:`PeerUnavailable`."""
     folder = home / requirement.replace("==", "-")
     python = folder / "bin" / "python"
     complete = folder / ".complete"

@@ -36,8 +36,7 @@ def chart(title: str, unit: str, panels: Sequence[Panel], *, joined: bool) -> st
     """Returns all panels with one y axis and one legend, side by side or, when they are wide, one above the other.
 
     ``joined`` draws lines from category to category (a course over sizes). Otherwise each value is a dot with its own
-    column and its number (a comparison).
-    """
+    column and its number (a comparison)."""
     numbers = [one for panel in panels for each in panel.series for three in each.values if three for one in three]
     if not numbers:
         raise ValueError("nothing to draw")

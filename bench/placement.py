@@ -3,8 +3,7 @@ Dynamo's radix tree and selection service have as many in the same run.
 
 A decision is all of ``Scheduler.schedule``: pools, look-up, policy, decode instance, the account of what is in flight.
 No prompt comes twice: its first half is held by some instance, the rest by none. Between decisions come the reports and
-cache events of what was placed. Policies take turns. Times are of the wall clock, sums of CPU.
-"""
+cache events of what was placed. Policies take turns. Times are of the wall clock, sums of CPU."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 program runs in an environment that has them, and nothing of ours.
 
 The service is told of blocks over ZeroMQ, as workers tell it; the tree by events as JSON. A line of JSON comes back for
-the fill, and one for each number of requests read from stdin.
-"""
+the fill, and one for each number of requests read from stdin."""
 
 from __future__ import annotations
 

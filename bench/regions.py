@@ -2,8 +2,7 @@
 
 The programs are those that `pinyon reproduce skywalker-fig8` sends in the simulator, over HTTP, to load balancers that
 route by the same modules. Instances sleep as long as an L4's steps take. The load balancers' own test settings and the
-clients inject the delays between regions. The paper's ordering is compared where its printed gap exceeds 10 %.
-"""
+clients inject the delays between regions. The paper's ordering is compared where its printed gap exceeds 10 %."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ class Aim:
     """One aim. ``measured`` and ``target`` are in the unit the name ends in; ``at_most`` says which side is good.
 
     ``measured`` is None, and the aim not met, when it could not be measured; ``reason`` then says why. Otherwise it
-    says what a reader should know beside the number.
-    """
+    says what a reader should know beside the number."""
 
     name: str
     target: float

@@ -7,8 +7,7 @@ process per request, by the scheduler's accounting. Work that it gives to server
 calls are counted. Added latency is against such requests sent to the stubs in turn, without a router: their hits are
 round robin's. All take turns within a run.
 
-Then, for ours: memory over many distinct prompts, and 2,000 streams at once.
-"""
+Then, for ours: memory over many distinct prompts, and 2,000 streams at once."""
 
 from __future__ import annotations
 
@@ -215,11 +214,7 @@ async def run(quick: bool, seed: int, distinct: int) -> Report:
             "peers": {name: requirement for name, (requirement, _) in PEERS.items()},
         },
     )  # fmt: skip
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        running_stubs(2 + len(PEERS)) as stubs,
-        contextlib.ExitStack() as stack,
-    ):
+    with tempfile.TemporaryDirectory() as logs, running_stubs(2 + len(PEERS)) as stubs, contextlib.ExitStack() as stack:
         direct = Side("direct", stubs[0][0], stubs[0])
         ours = stack.enter_context(pinyon_side(stubs[1], Path(logs)))
         sides = [ours]

@@ -5,8 +5,7 @@ model of a prefix cache, which says what of each prompt a real one would have ha
 sets its size. A request with the field ``stub_hold`` is a stream that goes on until a GET of ``/release``. Prompts are
 what is posted to ``/v1/completions``. ``/tokenize`` is answered as by vLLM, since vllm-router chooses by tokens and
 asks servers for them. GET ``/bare`` takes that away: then it chooses by characters. All other paths, such as
-``/v1/completions/render`` that it tries first, are not there, as with a vLLM that was started without more.
-"""
+``/v1/completions/render`` that it tries first, are not there, as with a vLLM that was started without more."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The cost of a message in a session (docs/design/sessions.md): there and back between two processes, one at a time.
 
 The caller dials a server within the event loop and one of grpcio, in turns. CPU is that of each process by the
-scheduler's accounting, all threads, for each round trip; messages are equally large both ways.
-"""
+scheduler's accounting, all threads, for each round trip; messages are equally large both ways."""
 
 from __future__ import annotations
 

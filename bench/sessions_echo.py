@@ -1,8 +1,7 @@
 """The server for ``bench/sessions.py``: its session answers each message with one as large.
 
 ``python -m bench.sessions_echo http2`` (within the event loop) or ``grpcio`` prints its address and serves until its
-input ends.
-"""
+input ends."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ of 4,096 tokens, where the paper has 100 to 800, most of 10,000. The simulator s
 hold all prefixes, and whole runs with their prompts (Experiment 8); `./dev bench batching` shows what scheduling costs
 (Experiment 9). Figures are tokens per second of CPU time, medians over repetitions in which the kernels take turns;
 each kernel computes the same tokens. `whole` reads once what all requests share, which the paper supposes that a GPU's
-caches do; `grouped` reads once what some do, too (as PAT does).
-"""
+caches do; `grouped` reads once what some do, too (as PAT does)."""
 
 from __future__ import annotations
 

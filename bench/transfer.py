@@ -4,8 +4,7 @@ Each system is a pair of processes on loopback (memcpy: one process). In a repet
 blocks between memories of the same kind, in an order that rotates; ratios are formed within a repetition. Sources get
 new bytes for each repetition, and what arrived is compared once per system and point, outside the timed part.
 
-``--fig12`` is another measurement: Fig. 12 of the Mooncake paper (see ``transfer_fig12``).
-"""
+``--fig12`` is another measurement: Fig. 12 of the Mooncake paper (see ``transfer_fig12``)."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ torch.distributed's Gloo and plain TCP. Here both ends are on one host: the kern
 A cache larger than the memory is moved through it again and again, whole: a system that takes longer than
 ``LIMIT_S_PER_GB`` allows has no figures. Systems take turns, in an order that rotates, and ratios are formed within a
 repetition. Plain TCP is the best of 1, 2 and 4 connections with small and with large buffers. A size is moved once by
-each system at least, and again while that is likely to end within the size's share of the budget.
-"""
+each system at least, and again while that is likely to end within the size's share of the budget."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ def _show(wanted: list[System], measured: Measured) -> None:
     console = Console(stderr=True, width=120)
     for opcode in OPCODES:
         table = Table(
-            title=f"Seconds, and GB/s (medians): {opcode}, pieces of 128 KiB, 64 at a time",
-            title_justify="left",
+            title=f"Seconds, and GB/s (medians): {opcode}, pieces of 128 KiB, 64 at a time", title_justify="left"
         )
         table.add_column("", no_wrap=True)
         for size in measured.sizes:

@@ -1,8 +1,7 @@
 """torch.distributed's Gloo as one side of a transfer. It runs in an environment that has PyTorch, and not pinyon.
 
 Gloo's transfers are two-sided, so a small message first tells the target of each call. The target posts its part of
-every block at once, as the initiator does, and for a WRITE says when all is there.
-"""
+every block at once, as the initiator does, and for a WRITE says when all is there."""
 
 from __future__ import annotations
 

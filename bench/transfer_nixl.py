@@ -1,8 +1,7 @@
 """NIXL's agent with its UCX back end as one side of a transfer. It runs in an environment that has it, and not pinyon.
 
 ``option`` is what UCX may use: ``shm`` (shared memory and cross-memory attach) or ``tcp``. A call posts a prepared
-transfer, as a serving engine does that knows its blocks, and polls until it is done.
-"""
+transfer, as a serving engine does that knows its blocks, and polls until it is done."""
 
 from __future__ import annotations
 

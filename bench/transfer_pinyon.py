@@ -1,7 +1,6 @@
 """pinyon's transfer engine as one side of a transfer.
 
-``option`` is the transport that is forced, or ``auto``. ``off`` may follow after a comma: no checksums.
-"""
+``option`` is the transport that is forced, or ``auto``. ``off`` may follow after a comma: no checksums."""
 
 from __future__ import annotations
 
@@ -11,14 +10,7 @@ from typing import Any
 from bench.transfer_side import WRITE, Block, Initiator, Memory, Unavailable, run
 from pinyon.api.common.v1 import common_pb2
 from pinyon.messages.segment import segment_from_proto, segment_to_proto
-from pinyon.transfer import (
-    Opcode,
-    TransferEngine,
-    TransferError,
-    TransferRequest,
-    Transports,
-    raise_for_failure,
-)
+from pinyon.transfer import Opcode, TransferEngine, TransferError, TransferRequest, Transports, raise_for_failure
 
 
 def _engine(option: str) -> TransferEngine:

@@ -1,8 +1,7 @@
 """One process of a transfer under measurement: it moves what the controller says, and says what it took.
 
 All systems run this same loop, so they are timed alike. Standard library only: a peer's process runs in the peer's own
-environment. Commands come as JSON lines on stdin and are answered on stdout; what a library prints goes to stderr.
-"""
+environment. Commands come as JSON lines on stdin and are answered on stdout; what a library prints goes to stderr."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class Plan:
 def calls_of(plan: Plan, span: int) -> list[list[Block]]:
     """Returns the blocks of each call: all over ``span`` bytes on both sides, in two random orders, as paged KV lies.
 
-    When the calls need more room than there is they use it again from the start, with the same partners.
-    """
+    When the calls need more room than there is they use it again from the start, with the same partners."""
     slots = min(span // plan.size, plan.batch * plan.count)
     slots -= slots % plan.batch
     if slots < plan.batch:
@@ -147,8 +145,7 @@ def run(
     """Runs the main program of a side: ``ROLE NBYTES OPTION ADDRESS PARENT``. ADDRESS is what the target answered
     first, PARENT the process that started this one, which does not outlive it.
 
-    Without a target, the initiator moves bytes within its own process, and its second memory is the target's.
-    """
+    Without a target, the initiator moves bytes within its own process, and its second memory is the target's."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped process would not notice its parent's end
     if os.getppid() != int(sys.argv[5]):  # the parent ended before prctl
         sys.exit("the starting process is gone")

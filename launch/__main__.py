@@ -128,8 +128,7 @@ def _show(console: Console, cluster: LocalCluster, controller: ServiceProcess | 
 def up(arguments: argparse.Namespace) -> int:
     """Starts the suite, shows its endpoints, restarts services that die, and stops everything at Ctrl-C.
 
-    Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files.
-    """
+    Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files."""
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     faults = option_faults(arguments)

@@ -51,8 +51,7 @@ class SuiteAccess:
     def channel(self, service: ServiceProcess, role: str = ADMIN, kind: Any = grpc) -> Any:
         """Returns a channel as an admin, or as the first instance of another role that has a certificate.
 
-        It is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop.
-        """
+        It is one of ``kind``: ``grpc``, or ``grpc.aio`` for an event loop."""
         name = peer_name(role_of(service.name), self.prefix + service.name)
         return client_channel(service.endpoints["grpc"], name, None if self.root is None else self.first(role), kind)
 

@@ -3,8 +3,7 @@
 Each child announces its endpoints on a pipe (so all ports may be 0) and gets SIGTERM from the kernel when this process
 dies. Each lives in a session of its own, so Ctrl-C reaches only this process, which then stops the children in order.
 The kernel ties the SIGTERM to the *thread* that started the child: call :meth:`LocalCluster.start` from a thread that
-lives on.
-"""
+lives on."""
 
 from __future__ import annotations
 
@@ -183,8 +182,7 @@ class ClusterSpec:
     def counts(self) -> dict[str, int]:
         """The number of services of each kind but the conductor: workers, which each model has of its own, and stores.
 
-        Stores come last, so that without Redis and stores the others keep their ports.
-        """
+        Stores come last, so that without Redis and stores the others keep their ports."""
         workers = {role: (1 + len(self.models)) * getattr(self, role) for role in WORKERS}
         return {"lb": self.lbs, **workers, "kvstore": self.stores}
 
@@ -465,8 +463,7 @@ def lb_ports(spec: ClusterSpec) -> list[tuple[int, int]]:
     """Returns the HTTP and gRPC port of each load balancer.
 
     The first has the ports of the spec, the others the next ports that neither the suite nor this machine uses now.
-    Raises :class:`InvalidArgument` if there are none.
-    """
+    Raises :class:`InvalidArgument` if there are none."""
     taken = {port.port for port in spec.ports}
     ports = [(spec.http_port, spec.lb_port)]
     for _ in range(1, spec.lbs):

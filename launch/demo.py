@@ -1,7 +1,6 @@
 """The main job on real input: conversations and a batch over the project's own documents, with and without reuse.
 
-The demo starts the suite, talks to it over OpenAI's HTTP like any client, and fails if reuse changes a single token.
-"""
+The demo starts the suite, talks to it over OpenAI's HTTP like any client, and fails if reuse changes a single token."""
 
 from __future__ import annotations
 
@@ -237,8 +236,7 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
 def why_late(reused: list[DemoAnswer]) -> str:
     """Returns why a request of the batch that reuses has a long TTFT; empty if it has not.
 
-    The first two requests of the batch arrive together, so one may wait for the prefix that the other computes.
-    """
+    The first two requests of the batch arrive together, so one may wait for the prefix that the other computes."""
     first, second = (outcome for outcome in reused if outcome.name in ("batch 1", "batch 2"))
     waited, computed = (first, second) if first.cached_tokens else (second, first)
     if not waited.cached_tokens or computed.cached_tokens:

@@ -26,8 +26,7 @@ def hints(
 ) -> list[str]:
     """Returns shell lines for a suite whose load balancer is at the URL ``http``.
 
-    With TLS, ``authority`` is the file that clients trust and ``admin`` the folder of an admin's certificate.
-    """
+    With TLS, ``authority`` is the file that clients trust and ``admin`` the folder of an admin's certificate."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": 32, "stream": True}
     trust = f"--cacert {_path(authority)} " if authority else ""
     lines = [

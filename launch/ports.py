@@ -37,8 +37,7 @@ class HeldPorts(ExitStack):
 
     ``take`` any number, then ``close``. Each port is bound by a socket that never listens. The system then gives the
     port neither to a server that asks for any port nor to an outgoing connection. A server that asks for this port by
-    number can listen there, again and again.
-    """
+    number can listen there, again and again."""
 
     def take(self, host: str) -> int:
         """Takes a free port of ``host``, an address or a name of this machine. Raises ``OSError``."""
@@ -105,8 +104,7 @@ def next_port(host: str, after: int, taken: set[int]) -> int:
     """Returns the first free port above ``after`` that is not in ``taken``, and adds it there.
 
     An ``after`` of 0, for a free port by the system's choice, gives 0. Raises :class:`InvalidArgument` if there is
-    none.
-    """
+    none."""
     if not after:
         return 0
     for port in range(after + 1, 1 << 16):
@@ -139,8 +137,7 @@ def _refused(host: str, port: int) -> int:
 def holder(port: int, host: str = "") -> str:
     """Returns a port's listener as far as ``/proc`` says: process and command, or the user; empty if none.
 
-    A listener on the address ``host`` is preferred, then one on all addresses.
-    """
+    A listener on the address ``host`` is preferred, then one on all addresses."""
     tables = ("/proc/net/tcp", "/proc/net/tcp6")
     found = [each for table in tables for each in _listeners(table) if each[0] == port]
     for _, _, inode, user in sorted(found, key=lambda each: (each[1] != host.strip("[]"), each[1] not in _ANY)):

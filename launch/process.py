@@ -48,8 +48,7 @@ def start_module(
     """Starts ``python -m MODULE``, which inherits ``ready_fd`` (passed by ``--ready-fd``) and ``more_fds``.
 
     ``log`` takes its output; None sends it to the parent's output. ``inside`` is a command that replaces itself by the
-    command after it (exec), such as ``ip netns exec NAME``.
-    """
+    command after it (exec), such as ``ip netns exec NAME``."""
     return subprocess.Popen(
         [*inside, sys.executable, "-m", module, *arguments, "--ready-fd", str(ready_fd)],
         stdin=subprocess.DEVNULL,
@@ -106,8 +105,7 @@ class Process:
     def announced(self) -> bool:
         """Returns whether the process serves; to be called after each :meth:`spawn` until it does.
 
-        Raises :class:`Unavailable` with the end of the log if the process has ended.
-        """
+        Raises :class:`Unavailable` with the end of the log if the process has ended."""
         raise NotImplementedError
 
     def start_again(self) -> None:
@@ -166,8 +164,7 @@ class ServiceProcess(Process):
     ) -> None:
         """Takes ``log_path``, the file for its output; without one the output goes to the parent's.
 
-        A service that ``moves`` may have its gRPC at another port after a restart, because it registers anew.
-        """
+        A service that ``moves`` may have its gRPC at another port after a restart, because it registers anew."""
         super().__init__(name, log_path)
         self.module = module
         self.arguments = list(arguments)
@@ -272,8 +269,7 @@ def await_ready(
     """Waits until all processes have announced their endpoints; each is ``told`` at once.
 
     Raises :class:`Unavailable`, with the end of the log, as soon as one has ended, and :class:`DeadlineExceeded`. After
-    an error none can be awaited any more.
-    """
+    an error none can be awaited any more."""
     waiting = list(services)
     try:
         while waiting:

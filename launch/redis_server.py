@@ -1,8 +1,7 @@
 """The Redis of a suite: a running one by URL, else ``redis-server`` from the PATH if new enough, else embedded Valkey.
 
 With TLS files, a server started here speaks TLS and demands certificates of the cluster. The embedded binary has no
-TLS: it then listens on a Unix socket in a folder of its own that no other user may enter.
-"""
+TLS: it then listens on a Unix socket in a folder of its own that no other user may enter."""
 
 from __future__ import annotations
 
@@ -134,8 +133,7 @@ def find_redis(url: str = "", tls_dir: Path | None = None) -> RedisServer:
     """Returns a Redis that answers; blocks.
 
     Raises :class:`Unavailable` with advice, or its subclass :class:`NoRedis` if no server is installed. ``tls_dir`` is
-    a folder of ``pinyon certs`` for Redis itself, or for a client with a ``rediss://`` URL.
-    """
+    a folder of ``pinyon certs`` for Redis itself, or for a client with a ``rediss://`` URL."""
     if url:
         try:
             _ping(url, 3, _client(url, tls_dir))

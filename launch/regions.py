@@ -28,8 +28,7 @@ class RegionsSpec:
     """The regions, each with a suite like ``cluster``.
 
     The load balancers have free ports, except the first region's. ``delays_ms`` are round trips between two regions,
-    keyed ``"one:other"`` in either order; ``region_delay_ms`` applies to all other pairs.
-    """
+    keyed ``"one:other"`` in either order; ``region_delay_ms`` applies to all other pairs."""
 
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)

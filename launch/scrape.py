@@ -14,8 +14,7 @@ from launch.cluster import LocalCluster
 class Scrape:
     """The metrics of every living service of a cluster, or of those in ``only``, at one moment.
 
-    If ``metrics`` names samples, services make and send only these, for a third of the work.
-    """
+    If ``metrics`` names samples, services make and send only these, for a third of the work."""
 
     def __init__(
         self, cluster: LocalCluster, only: Collection[str] | None = None, metrics: Collection[str] = ()
@@ -34,8 +33,7 @@ class Scrape:
     def total(self, metric: str, service: str = "") -> float:
         """Returns the sum over labels, and over services unless one is named.
 
-        Raises :class:`LookupError` for an unknown metric, as a misspelt name must not read as 0.
-        """
+        Raises :class:`LookupError` for an unknown metric, as a misspelt name must not read as 0."""
         found = [value for (owner, name, _), value in self.samples.items() if name == metric and service in ("", owner)]
         if not found:
             raise LookupError(f"there is no metric {metric} of {service or 'any service'}")

@@ -31,8 +31,7 @@ class Restarts:
     def died(self, now_s: float, served: bool = True) -> float | None:
         """Returns the pause before the next start, doubled with each quick death in a row; None after too many.
 
-        A process that never served died quickly, however long it took.
-        """
+        A process that never served died quickly, however long it took."""
         if not served or now_s - self.started_s < QUICK_S:
             self.quick_deaths += 1
         else:

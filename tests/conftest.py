@@ -14,11 +14,7 @@ from hypothesis import HealthCheck, settings
 import pinyon
 from tests.long import usually
 from tests.ports import free_ports  # noqa: F401 - a fixture
-from tests.process_hooks import (  # noqa: F401 - hooks and a fixture
-    every_process_is_reaped,
-    pytest_runtest_makereport,
-    pytest_runtest_teardown,
-)
+from tests.process_hooks import every_process_is_reaped, pytest_runtest_makereport, pytest_runtest_teardown  # noqa: F401 - hooks and a fixture
 from tests.processes import own_all
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,

@@ -5,8 +5,7 @@ A peer with a transfer engine needs a quarter of a second.
 
 A forked child runs the same ``main`` with the same arguments, in a session of its own, and ends with the process that
 forked it. The tests of ``launch up``, of containers and of network namespaces, and ``./dev demo``, show that ``python
--m services.NAME`` starts as well.
-"""
+-m services.NAME`` starts as well."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The gauges that are zero on an idle suite; otherwise a slot, lease, buffer or queue entry was left.
 
-docs/use/operations.md lists the same gauges for users.
-"""
+docs/use/operations.md lists the same gauges for users."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 --compiled [SUITE] [..]``.
 
 ``compiled_tree`` makes the modules where a C compiler is available. Before the tests, a check confirms that all of them
-are loaded as compiled.
-"""
+are loaded as compiled."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def run_on_compiled(arguments: Sequence[str], *, patterns: Sequence[str] = COMPI
     """Compiles the modules unless they exist, and runs pytest on them.
 
     Returns pytest's exit status, or 3 where nothing can be compiled. ``arguments`` are pytest's, tests among them. With
-    other ``patterns`` services run as Python.
-    """
+    other ``patterns`` services run as Python."""
     tree = TREES / f"O{optimize}-{len(patterns)}"
     services = ROOT / "services" if patterns is COMPILED else None
     try:

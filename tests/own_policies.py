@@ -1,7 +1,6 @@
 """Policies as an outsider might write them: each derives only from the interface meant for it.
 
-Tests choose them by ``tests.own_policies:CLASS``, also in other processes.
-"""
+Tests choose them by ``tests.own_policies:CLASS``, also in other processes."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ TRIES = 100
 def kept_port(length: int = 1) -> Iterator[int]:
     """Yields the first of ``length`` consecutive ports of 127.0.0.1 that the kernel gives to nobody else meanwhile.
 
-    Each port is bound here but has no listener: a server that sets SO_REUSEADDR, as all do, can listen there.
-    """
+    Each port is bound here but has no listener: a server that sets SO_REUSEADDR, as all do, can listen there."""
     for _ in range(TRIES):
         with contextlib.ExitStack() as stack:
             first = 0

@@ -8,8 +8,7 @@ would fail whichever test runs then. Here each process is held until it has been
   started for the file must have ended too. A process left then was forgotten by a fixture of the file; the message
   names the test that was running when the process was started.
 
-A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times.
-"""
+A leaked process is killed and reaped in either case. :mod:`tests.process_hooks` asks the owner at these two times."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def _forgotten(started: Started) -> bool:
 def _clear_away_transports() -> None:
     """Drops asyncio's transports of forgotten processes, whose finalizers would otherwise fail a later test.
 
-    asyncio's thread that awaits a process holds its transport until it has seen the end.
-    """
+    asyncio's thread that awaits a process holds its transport until it has seen the end."""
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid-"):
             thread.join(REAP_S)

@@ -4,8 +4,7 @@ Each test runs N times beside busy loops, which exposes tests that fail now and 
 appended to ``.cache/repeat``, so an interrupted run resumes there. The table at the end lists the runs with their
 times, and each test that ever failed, with how often.
 
-``pytest -p tests.repeat`` loads this module too, to record each test's result and to skip tests that are done.
-"""
+``pytest -p tests.repeat`` loads this module too, to record each test's result and to skip tests that are done."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ other worker begins with tests that mostly wait for processes, the rest with tho
 processors busy, and at most half of the workers have a cluster at a time.
 
 The hooks take effect through ``conftest.py``. The guest of ``tests/rdma`` runs without pytest-xdist, and so without
-them.
-"""
+them."""
 
 from __future__ import annotations
 
@@ -76,8 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_auto_num_workers() -> int | None:
     """Returns twice the number of processors, at most eight, because workers wait for half of their time.
 
-    The limit is there because each worker first imports and collects everything.
-    """
+    The limit is there because each worker first imports and collects everything."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return min(2 * len(os.sched_getaffinity(0)), 8)

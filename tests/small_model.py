@@ -1,8 +1,7 @@
 """The built-in model with fewer and narrower layers, for clusters whose tests ask how they serve, not how they compute.
 
 A step takes a seventh, a prompt a twelfth of the processor time. Heads are grouped, and all else is as in the whole
-model, which serves in the tests of docker, exactness, models and sharing.
-"""
+model, which serves in the tests of docker, exactness, models and sharing."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ async def tcp_server(handle: Handle, tls: ssl.SSLContext | None = None) -> Async
     """Serves on a free port of loopback. At the end connections are reset and their handlers awaited.
 
     A handler that failed by anything but its connection fails the test. ``asyncio.start_server`` takes a coroutine too,
-    but starts a task that nobody else can await: cancelled before it begins, it closes no connection.
-    """
+    but starts a task that nobody else can await: cancelled before it begins, it closes no connection."""
     writers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
     """The handler of each connection so far, with the connection's writer."""
     ended = False

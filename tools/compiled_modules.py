@@ -2,8 +2,7 @@
 front door. Those of them that stay Python are listed with the reason.
 
 Paths are below ``src/pinyon``, of the laboratory below ``src/pinyon_lab``, of services below ``services``. A module
-that is not named here is not compiled, a new one in a room that is named is.
-"""
+that is not named here is not compiled, a new one in a room that is named is."""
 
 from __future__ import annotations
 
@@ -101,10 +100,7 @@ SERVICES = (
 )
 """The modules that handle messages to the conductor, and a request's way through a worker, up to the engine."""
 
-SERVICES_LEFT_OUT = {
-    "*/__init__.py": "a line of text",
-    "*/app.py": "run once",
-}
+SERVICES_LEFT_OUT = {"*/__init__.py": "a line of text", "*/app.py": "run once"}
 
 
 def compiled_services(services: Path, patterns: Sequence[str] = SERVICES) -> list[Path]:

@@ -8,8 +8,7 @@ their place on the path; edits of the sources have no effect there. A tree that 
 same mypyc, interpreter and options, is taken as it is.
 
 Exit status: 0 made or found, 1 a source that mypyc or the compiler refuses. Status 3: this machine lacks something (the
-C compiler, Python's headers, mypyc), with the reason on one line.
-"""
+C compiler, Python's headers, mypyc), with the reason on one line."""
 
 from __future__ import annotations
 
@@ -177,12 +176,7 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
     os.chdir(tree)  # mypy names modules, and tracebacks files, as seen from here
     try:
         extensions = mypycify(
-            [
-                f"--config-file={config}",
-                f"--cache-dir={work / 'mypy'}",
-                *MYPY_OPTIONS,
-                *map(str, modules),
-            ],
+            [f"--config-file={config}", f"--cache-dir={work / 'mypy'}", *MYPY_OPTIONS, *map(str, modules)],
             opt_level=optimize,
             debug_level="0",
             multi_file=True,

@@ -1,7 +1,6 @@
 """A build hook of hatchling, off unless asked for, that puts the compiled modules into the wheel beside their sources.
 
-HATCH_BUILD_HOOK_ENABLE_CUSTOM=true python -m hatchling build -t wheel       # ./dev build
-"""
+HATCH_BUILD_HOOK_ENABLE_CUSTOM=true python -m hatchling build -t wheel       # ./dev build"""
 
 from __future__ import annotations
 

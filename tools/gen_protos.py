@@ -1,7 +1,6 @@
 """The generator of ``pinyon.api`` from ``protos/``.
 
-``./dev protos`` writes into ``src``; ``--out DIR`` writes elsewhere (the drift test compares the two).
-"""
+``./dev protos`` writes into ``src``; ``--out DIR`` writes elsewhere (the drift test compares the two)."""
 
 from __future__ import annotations
 

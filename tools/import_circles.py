@@ -5,8 +5,7 @@ counts as an import of the module ``package.name`` if there is one, else of ``pa
 ``__init__.py`` that gathers names for others (``from package.part import Name``) imports its parts; a part that names
 its own package therefore is in a circle.
 
-    python -m tools.import_circles [ROOT]
-"""
+    python -m tools.import_circles [ROOT]"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 import-linter's own ``forbidden`` contract cannot say "this package, except these two parts of it", and it needs every
 unwanted package listed. ``PureContract`` names the rooms and what they are allowed; everything else is a violation.
-Because a room may import only rooms under the same rule, no chain of imports can lead out of it.
-"""
+Because a room may import only rooms under the same rule, no chain of imports can lead out of it."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class PureContract(Contract):
     - ``may_import``: further first-party packages, with everything below them
     - ``packages``: third-party packages, ``*`` for any
     - ``packages_of_one_room``: ``room: package package`` for what only that room may import
-    - ``never``: modules of the standard library (or of anything else) that are not allowed
-    """
+    - ``never``: modules of the standard library (or of anything else) that are not allowed"""
 
     type_name = "pure"
 

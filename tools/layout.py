@@ -5,8 +5,7 @@
 Lines are those of Python files, blank ones and comments included; generated code (``pinyon/api``) is left out. Two
 folders import each other where a file of each imports one of the other. A folder's ``__init__.py`` belongs to it, and
 folders within a folder count as others. A name stands for one class: a reader who has met it knows what it means.
-Exit status: 1 where such a pair is left, or a name stands for two classes.
-"""
+Exit status: 1 where such a pair is left, or a name stands for two classes."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ It is run once, by hand, in an environment of its own (the project does not depe
 
 Each folder is a complete Hugging Face checkpoint plus ``golden.npz``: for every prompt ``i`` its tokens (``prompt_i``),
 logits after the rows ``rows_i`` (``logits_i``, float32) and a greedy continuation (``greedy_i``). All are computed in
-float32 on one thread; half-precision checkpoints are the same values widened.
-"""
+float32 on one thread; half-precision checkpoints are the same values widened."""
 
 from __future__ import annotations
 

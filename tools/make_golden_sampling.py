@@ -8,8 +8,7 @@ It is run once, by hand, in an environment of its own (the project does not depe
 ``logits`` is ``(rows, vocab)``, ``tokens`` are those of a request so far, of which the last ``generated`` ones were
 generated. For every row and case ``i``, ``case_i`` has the parameters as JSON, and ``scores_i`` the scores after the
 processors, in the order in which this project applies them. Tokens that may not be sampled have -inf.
-``log_softmax`` is that of the plain logits, in float64.
-"""
+``log_softmax`` is that of the plain logits, in float64."""
 
 from __future__ import annotations
 

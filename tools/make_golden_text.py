@@ -11,8 +11,7 @@ has text prompts with their tokens (with and without special tokens around them)
 and tokens. For each there is the greedy continuation by ``generate`` and its text; two prompts have the
 log-probabilities of their tokens, and two a repetition penalty. All is computed in float32 on one thread.
 ``settings.json`` has what other tokenizer_config.json files beside these tokenizers come to. The values there were made
-with transformers 5.23.0.
-"""
+with transformers 5.23.0."""
 
 from __future__ import annotations
 

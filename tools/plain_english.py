@@ -2,8 +2,8 @@
 
 A docstring of a function begins with what the function does ("Returns the instance that ..."). A docstring of anything
 else begins with a noun phrase or is a whole sentence. No sentence has more than 30 words, no test's name more than 60
-characters. Without paths, the tool checks what :data:`CHECKED` lists, as ``./dev check`` does.
-"""
+characters, and a docstring ends on its last line. Without paths, the tool checks what :data:`CHECKED` lists, as
+``./dev check`` does."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ CHECKED = (
 """Files and folders that are looked at, without what is generated."""
 WORDS_MAX = 30
 TEST_NAME_MAX = 60
+LAST_CHARS = 117
+"""The characters of a docstring's last line that leave room for its closing quotes."""
 GENERATED = ROOT / "src" / "pinyon" / "api"
 
 
@@ -186,7 +188,12 @@ def findings(path: Path) -> Iterator[Finding]:
             yield Finding(path, line, wrong)
         for count, beginning in long_sentences(doc):
             yield Finding(path, line, f"{count} words: {beginning} ...")
+    lines = text.splitlines()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and lines[(node.end_lineno or 1) - 1].strip() == '"""':
+            last = lines[(node.end_lineno or 1) - 2].rstrip()
+            if len(last) <= LAST_CHARS and not last.endswith(('"', "\\")):
+                yield Finding(path, node.end_lineno or 1, "the closing quotes have a line of their own")
         name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
         if name.startswith("test_") and len(name) > TEST_NAME_MAX:
             yield Finding(path, getattr(node, "lineno", 0), f"a test's name of {len(name)} characters")

@@ -5,8 +5,7 @@
 ``tests/data/planted_bugs.toml`` has the bugs: what to replace in which file, and who would suffer from it. Each is put
 into a copy of this checkout, whose tests run until the first one fails: those first that are near the file by imports.
 Results are written to ``.cache/planted/results.jsonl`` as they come, and what is there is not run again. A change to a
-file with a planted bug must put the same bug into the new text.
-"""
+file with a planted bug must put the same bug into the new text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The line numbers of docs/design/request.md: ``python -m tools.request_page`` writes them anew.
 
 A stay of the page is a link such as [`Dispatcher.run`](../../src/…/kind.py#L34). A person wrote the name and the
-file, and the number is where that file defines the name.
-"""
+file, and the number is where that file defines the name."""
 
 from __future__ import annotations
 

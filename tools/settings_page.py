@@ -1,8 +1,7 @@
 """The tables of docs/use/configuration.md: ``python -m tools.settings_page`` writes them anew from the settings.
 
 A table stands between ``<!-- settings: NAME -->`` and ``<!-- end -->``. NAME is ``every service``, ``transfer``, a
-service, or ``policies``.
-"""
+service, or ``policies``."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ class BalancerGroup(Collector):
     def __init__(self, balancers: Sequence[Balancer], drain_s: float) -> None:
         """Takes ``drain_s``, the time that a process may take from SIGTERM to its end.
 
-        A process that its supervisor gives up ends the group.
-        """
+        A process that its supervisor gives up ends the group."""
         self.balancers = balancers
         self._drain_s = drain_s
         self._merged = Merged()
@@ -52,8 +51,7 @@ class BalancerGroup(Collector):
     async def start(self, stopping: asyncio.Event) -> bool:
         """Starts all processes; returns True when all serve, or False if ``stopping`` is set first.
 
-        Raises :class:`Unavailable` if a process does not serve; others may still run then, see :meth:`close`.
-        """
+        Raises :class:`Unavailable` if a process does not serve; others may still run then, see :meth:`close`."""
         started_s = time.monotonic()
         for each in self.balancers:
             try:

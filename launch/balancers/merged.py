@@ -2,8 +2,7 @@
 
 Counters and histograms are summed. So are gauges of how many there are or how much is held. Gauges that describe a
 state, or that all processes know alike, get an additional label ``process``. The last counts of an ended process stay
-in the sums: a falling counter would look like one that restarted.
-"""
+in the sums: a falling counter would look like one that restarted."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 No I/O: settings in, command lines out. A limit on what clients can make a host hold applies to all processes together
 (each gets a part, rounded up); limits on a single request stay unchanged. Each process divides the servers' capacity by
-itself, since that depends on what the servers report.
-"""
+itself, since that depends on what the servers report."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def process_id(instance_id: str, number: int) -> str:
 def check_processes(settings: LbSettings, instance_id: str, certified: str) -> None:
     """Raises :class:`InvalidArgument` for settings that several processes cannot honour.
 
-    ``certified`` is the instance that the certificate names; empty for any instance, or without a certificate.
-    """
+    ``certified`` is the instance that the certificate names; empty for any instance, or without a certificate."""
     count = settings.processes
     if certified:
         raise _bad(

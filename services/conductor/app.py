@@ -62,8 +62,7 @@ class Conductor:
     def sweep(self) -> bool:
         """Removes instances without reports and placements without an end that are too old, and updates the sizing.
 
-        Returns whether the block index has more to clear away, so that the next sweep should follow soon.
-        """
+        Returns whether the block index has more to clear away, so that the next sweep should follow soon."""
         self.membership.expire()
         self.fleet.inflight.expire(self.clock())
         self.planned.expire(self.clock())

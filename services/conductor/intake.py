@@ -74,8 +74,7 @@ class ReportIntake:
         """Registers the instance that a session's first message names, and returns its reporter.
 
         Raises :class:`InvalidArgument` without a (good) registration, and :class:`FailedPrecondition` for a worker
-        whose block keys would never match those of other workers.
-        """
+        whose block keys would never match those of other workers."""
         if not message.HasField("registration"):
             raise InvalidArgument("the first message must register the instance", field="registration")
         info = info_from_proto(message.registration)
@@ -92,8 +91,7 @@ class ReportIntake:
     ) -> Steps[conductor_pb2.ReportSessionResponse | None]:
         """Applies one report in steps, and returns the answer, or None if there is nothing to say.
 
-        Raises :class:`InvalidArgument` for malformed reports and :class:`FailedPrecondition` if the session is void.
-        """
+        Raises :class:`InvalidArgument` for malformed reports and :class:`FailedPrecondition` if the session is void."""
         self._membership.heard(reporter)
         state = reporter.state
         # protobuf makes a new object at each access of a field, so each field is read once

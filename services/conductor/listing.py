@@ -52,9 +52,7 @@ class Listing:
         self._built_s = now_s
         self._built = conductor_pb2.ScheduleSessionResponse(
             instances=conductor_pb2.InstanceList(
-                version=self._fleet.version,
-                instances=[self._instance(state) for state in states],
-                incomplete=settling,
+                version=self._fleet.version, instances=[self._instance(state) for state in states], incomplete=settling
             )
         )
         return self._built

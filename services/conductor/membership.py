@@ -64,8 +64,7 @@ class Membership:
       Another boot id replaces everything, and the boot it replaced cannot come back while the new one lives. So of two
       processes with one instance id the one that started last has it, and the other is told.
     - In its first ``settle_s`` seconds a conductor does not know all instances, and says so: the fleet is *settling*.
-    - Time in which this process itself stood still shortens no lease, as it could not receive any report.
-    """
+    - Time in which this process itself stood still shortens no lease, as it could not receive any report."""
 
     def __init__(self, fleet: Fleet, clock: Clock, lease_s: float, settle_s: float) -> None:
         self.lease_s = lease_s
@@ -88,8 +87,7 @@ class Membership:
         """Opens a report session and returns its reporter.
 
         Raises :class:`ResourceExhausted` at the limit of instances, :class:`FailedPrecondition` for a boot that lost
-        its instance id to another one.
-        """
+        its instance id to another one."""
         name = info.instance_id
         state = self._fleet.get(name)
         displaced: dict[str, None] = {}

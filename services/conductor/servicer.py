@@ -112,8 +112,7 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
         """Answers each message with one message, and pushes the instance list.
 
         A placement outlives its session: its request may be running. It ends by the instances' reports, by a release on
-        any session, or by age.
-        """
+        any session, or by age."""
         if self._lb_sessions >= self.lb_sessions_max:
             raise ResourceExhausted(f"{self.lb_sessions_max} sessions are open", retry_after_s=1.0)
         stream: LbStream = Accepted(context)
@@ -143,8 +142,7 @@ async def explained(
     """Yields each decision about the request, its explanation and its age in seconds; other tasks run in between.
 
     Raises :class:`InvalidArgument` for a bad id, :class:`FailedPrecondition` if no decisions are kept (no ``log``), and
-    :class:`NotFound` if there is none for this id.
-    """
+    :class:`NotFound` if there is none for this id."""
     if not request_id:
         raise InvalidArgument("must name a request", field="request_id")
     check_text(request_id, "request_id", ASKED_CHARS_MAX)

@@ -31,8 +31,7 @@ class _Size:
 class Sizing:
     """The wanted numbers of prompt-computing instances, of models that have any; ``look`` has to be called regularly.
 
-    Only decisions change a wanted number: an instance that is lost should come back.
-    """
+    Only decisions change a wanted number: an instance that is lost should come back."""
 
     def __init__(self, fleet: Fleet, settings: ScalingSettings, wanted: Gauge, clock: Clock) -> None:
         self._fleet, self._settings, self._wanted, self._clock = fleet, settings, wanted, clock

@@ -52,8 +52,7 @@ class Control:
     ) -> None:
         """Takes as ``remembered`` what the state file said, which the registry has recovered.
 
-        Load balancers tell what came after that; if it is None, they tell all of it.
-        """
+        Load balancers tell what came after that; if it is None, they tell all of it."""
         self.registry = registry
         self.page = RegionsPage()
         self._file = StateFile(Path(settings.state_file) if settings.state_file else None, metrics.wrote)

@@ -41,18 +41,13 @@ class NearRegion:
 
 
 def nearest(
-    federation: Federation,
-    geography: Geography,
-    distances: Distances,
-    position: Position | None = None,
-    home: str = "",
+    federation: Federation, geography: Geography, distances: Distances, position: Position | None = None, home: str = ""
 ) -> tuple[NearRegion, ...]:
     """Returns all regions: first those that serve and may, the nearest first, then by name.
 
     ``home`` is the client's region. Without it, the region nearest to its ``position`` counts, whether it serves or
     not: its law is the client's. Without either, no region is nearer than others. Raises :class:`NotFound` for an
-    unknown region, and :class:`InvalidArgument` if both are given.
-    """
+    unknown region, and :class:`InvalidArgument` if both are given."""
     if position is not None and home:
         raise InvalidArgument("either a position or a region", field="region")
     if home and not any(region.name == home for region in federation.regions):
@@ -98,11 +93,7 @@ class RegionsPage:
         body = json.dumps(document).encode()
         start_response(
             f"{status} {HTTPStatus(status).phrase}",
-            [
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Cache-Control", "max-age=1"),
-            ],
+            [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Cache-Control", "max-age=1")],
         )
         return [body]
 

@@ -144,8 +144,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 def known_of(message: controller_pb2.SessionRequest, context: Any) -> Federation | None:
     """Returns what a load balancer knows of the federation, without changes by hand if it may make none itself.
 
-    ``None``: another version of the suite told it what is not understood here, which is no reason to refuse it.
-    """
+    ``None``: another version of the suite told it what is not understood here, which is no reason to refuse it."""
     if not message.HasField("known"):
         return None
     try:
@@ -160,9 +159,7 @@ def known_of(message: controller_pb2.SessionRequest, context: Any) -> Federation
     return known
 
 
-def _named(
-    request: controller_pb2.AddInstanceRequest | controller_pb2.RemoveInstanceRequest,
-) -> tuple[str, str, str]:
+def _named(request: controller_pb2.AddInstanceRequest | controller_pb2.RemoveInstanceRequest) -> tuple[str, str, str]:
     """Returns region, cluster and instance."""
     cluster = check_geography(request.cluster, "cluster") if request.cluster else ""
     return check_geography(request.region, "region"), cluster, check_instance(request.instance, "instance")

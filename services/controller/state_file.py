@@ -33,8 +33,7 @@ def read_state(path: Path) -> Federation | None:
     """Returns the federation in the file, or None without a file.
 
     A broken file is put aside as ``PATH.broken`` and counts as none: load balancers know it all, too. Raises
-    :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version.
-    """
+    :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version."""
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
@@ -96,8 +95,7 @@ def _write(path: Path, federation: Federation) -> None:
 class StateFile:
     """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version, and retries failures.
 
-    Without a path, nothing is kept, but counts as written. ``told`` is called after each attempt.
-    """
+    Without a path, nothing is kept, but counts as written. ``told`` is called after each attempt."""
 
     path: Path | None
     told: Callable[[bool], None] = lambda _: None

@@ -61,8 +61,7 @@ class LoadBalancer:
     """The parts of a load balancer, wired but not started; used as ``start`` → ``close``.
 
     Each kind of load balancer adds the targets of its requests: its constructor calls :meth:`open_doors` and then
-    :meth:`join`.
-    """
+    :meth:`join`."""
 
     kind: ClassVar[peer_pb2.PeerKind] = peer_pb2.PEER_KIND_UNSPECIFIED
     """The kind of targets behind the load balancer."""
@@ -227,8 +226,7 @@ class LoadBalancer:
 
         For ``lame_duck_s`` it announces its end and still serves. Then it accepts nothing new, lets running requests
         finish for ``drain_s`` and ends the rest. ``wait`` may return sooner, and true if another process wants its
-        ports.
-        """
+        ports."""
         self.readiness.draining = True
         self.membership.wake()  # another load balancer must serve its targets by the time it has ended
         self.http.announce()

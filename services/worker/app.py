@@ -69,8 +69,7 @@ _log = get_logger("worker")
 class Worker:
     """One engine instance in this process, without signals and process life: ``start``, ``stop``.
 
-    Tests replace the parts ``card``, ``engine``, ``source`` (of fetched blocks) and ``store``.
-    """
+    Tests replace the parts ``card``, ``engine``, ``source`` (of fetched blocks) and ``store``."""
 
     def __init__(
         self,
@@ -214,10 +213,7 @@ class Worker:
                 changeable_policy(EVICTION_POLICIES, settings.eviction, use, make),
                 changeable_policy(BATCHING_POLICIES, settings.batching, use_batching, BATCHING_POLICIES.checked),
             ],
-            fixed={
-                "service_order": "prompts that wait are in it",
-                "role": "the conductor knows an instance by it",
-            },
+            fixed={"service_order": "prompts that wait are in it", "role": "the conductor knows an instance by it"},
         )
         self.address = settings.reachable(await self.server.start())
         if settings.conductor:

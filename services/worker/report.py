@@ -22,8 +22,7 @@ from services.worker.settings import WorkerSettings
 class WorkerReport:
     """The load that load balancers, the conductor and the metrics are told, and the source of the worker's reports.
 
-    See :class:`pinyon.runtime.report_session.ReportSource`.
-    """
+    See :class:`pinyon.runtime.report_session.ReportSource`."""
 
     def __init__(self, parts: Parts, prefills: Prefills, decodes: Decodes, room: BatchRoom) -> None:
         self._parts = parts

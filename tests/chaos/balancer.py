@@ -2,8 +2,7 @@
 
 It polls ``/health/ready`` of each and tries another when a connection is refused. It sends a request again when the
 load balancer falls silent before the answer began. It repeats nothing else: if the answer had begun, or the load
-balancer died, the client loses the request.
-"""
+balancer died, the client loses the request."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ class ExactJobs:
     """Jobs for the real engine: prompts that share beginnings, with answers computed by an engine without a cache.
 
     Bodies of the larger size are padded: prompts of that many tokens would take the engine minutes. ``card`` describes
-    the model that serves, by default the built-in one.
-    """
+    the model that serves, by default the built-in one."""
 
     def __init__(
         self, random_: random.Random, count: int = 16, prompt_tokens: int = 1_200, card: ModelCard | None = None

@@ -46,8 +46,7 @@ MOMENTS = ("prompt", "whole", "stream", "grpc")
 
 ``prompt``: as soon as the load balancer has the request (at large sizes: during the prefill). ``whole``: while an
 answer that is sent whole is generated. ``stream``: between two events of a stream. ``grpc``: between two messages of a
-gRPC stream.
-"""
+gRPC stream."""
 
 
 @dataclass

@@ -23,8 +23,7 @@ def held_bytes(pid: int) -> dict[str, int]:
     """Returns the kernel's ``smaps_rollup`` of a process, in bytes. Raises OSError when the process has ended.
 
     The added ``asked_huge`` counts huge pages that the process asked for: tables use them and take 2 MiB more whenever
-    they grow a little.
-    """
+    they grow a little."""
     held = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         name, _, value = line.partition(":")

@@ -32,8 +32,7 @@ class Row:
     gap_s: float | None = None
     """The longest time that a client waited, from the fault or the return (whichever is worse), for an answer.
 
-    It counts the answer to the first request that the client sent after the event and that was answered.
-    """
+    It counts the answer to the first request that the client sent after the event and that was answered."""
     silence_s: float | None = None
     """The longest time without an answer to any client."""
     worst_s: float | None = None

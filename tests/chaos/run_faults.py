@@ -70,8 +70,7 @@ async def run_configuration(
 ) -> None:
     """Strikes one cluster again and again; ``done`` is called after each fault.
 
-    Before each fault it waits, for some minutes at most, until others take no more than ``busy_max`` of the machine.
-    """
+    Before each fault it waits, for some minutes at most, until others take no more than ``busy_max`` of the machine."""
     say("computing what the answers must be")
     jobs = configuration.jobs(random.Random(f"{seed} {configuration.name}"))
     cluster = LocalCluster(configuration.spec, evidence.logs / configuration.name, launch)

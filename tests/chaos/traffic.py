@@ -32,8 +32,7 @@ class ClientKind:
 class Record:
     """One request, with times of the monotonic clock.
 
-    ``outcome`` is ok, failed, wrong (another text), died (with its load balancer), or empty while it runs.
-    """
+    ``outcome`` is ok, failed, wrong (another text), died (with its load balancer), or empty while it runs."""
 
     client: int
     size: str

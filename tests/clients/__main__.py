@@ -4,8 +4,7 @@ Each has an environment of its own under ``.cache/clients``, made once and kept,
 that need a tokenizer read it from the checkpoint that is served, a tiny random one.
 
 The exit code is 0 if all ran without an error, and 1 if one did not, or pip refuses a requirement. It is 3 if none
-failed, but some were not run, because no package index has them or it is too slow.
-"""
+failed, but some were not run, because no package index has them or it is too slow."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ def run_child(
 ) -> int:
     """Returns the exit status. Raises :class:`TooLate` at the limit.
 
-    The child's output is appended to ``output``; ``tick`` is called regularly with the seconds gone.
-    """
+    The child's output is appended to ``output``; ``tick`` is called regularly with the seconds gone."""
     began_s = time.monotonic()
     with output.open("ab") as file:
         child = subprocess.Popen(

@@ -37,8 +37,7 @@ class Step:
     """One call of ``pip install``.
 
     ``alone``: without dependencies. ``needs_of``: instead of ``requirements``, the dependencies of this package,
-    installed ``alone`` before, except the packages ``without``.
-    """
+    installed ``alone`` before, except the packages ``without``."""
 
     requirements: tuple[str, ...] = ()
     alone: bool = False

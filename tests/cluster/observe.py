@@ -21,8 +21,7 @@ async def until_idle(cluster: LocalCluster, timeout_s: float = WAIT_S) -> tuple[
     """Waits until no leftovers are there; returns for how long, and those that are left at the deadline.
 
     Metrics have no event, so it polls, less and less often. It sleeps before each look, as the event loop must close
-    dropped sockets first.
-    """
+    dropped sockets first."""
     started_s, pause_s = time.monotonic(), 0.05
     while True:
         await asyncio.sleep(pause_s)

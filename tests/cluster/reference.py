@@ -57,8 +57,7 @@ class Reference:
     """One engine without a block cache: whole prompts, each in a step of its own, then token by token.
 
     Answers are decoded abreast, which costs a third. For a repeated prompt only the last token is computed again.
-    Neither changes a token (tests/property/test_engine_invariance.py).
-    """
+    Neither changes a token (tests/property/test_engine_invariance.py)."""
 
     def __init__(self, card: ModelCard | None = None) -> None:
         """Makes the engine of the built-in model, or of another."""

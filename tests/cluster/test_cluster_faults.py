@@ -1,7 +1,6 @@
 """Processes that are killed, frozen and told to end while they work: tokens stay exact, waits bounded, nothing is left.
 
-The processes and signals are real. The expected tokens come from an engine in this process.
-"""
+The processes and signals are real. The expected tokens come from an engine in this process."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ async def killed_at_work(fragile, clients, random_, kind, counter) -> tuple[str,
     """Kills the busiest instance of this kind; its requests must stay exact. Returns its name and the requests.
 
     It repeats until ``counter`` of the load balancer shows that a request ran there. On a busy machine all requests may
-    end between the look and the signal.
-    """
+    end between the look and the signal."""
     for _ in range(TRIES):
         before = await value(fragile, "lb-0", counter)
         asks: list[Ask] = []

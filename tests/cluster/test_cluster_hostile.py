@@ -1,8 +1,7 @@
 """Thousands of invalid gRPC messages and HTTP requests, sent to every service of a live cluster.
 
 Each gets a status that says whose fault it was. No service dies or grows, nothing is left, and the next request is
-served as usual.
-"""
+served as usual."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ GROWTH_MAX = usually(107, long=110) / 100
 """The growth that is allowed; up to 4 % occurs when nothing is kept.
 
 It amounts to 6 KiB kept for each message that a process gets, a fifth of all, or 2 KiB for each HTTP request that has a
-handler.
-"""
+handler."""
 
 LOOKS = 3
 """Attempts, at most, to find that no process grew."""

@@ -1,7 +1,6 @@
 """Clients that leave are noticed on every hop, whatever the size of their request.
 
-``./dev chaos leave`` measures how soon. Here each hop must stop long before the answer would end.
-"""
+``./dev chaos leave`` measures how soon. Here each hop must stop long before the answer would end."""
 
 from __future__ import annotations
 

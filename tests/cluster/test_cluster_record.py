@@ -23,7 +23,7 @@ from tests.waiting import WAIT_S
 
 USERS = ("anna", "ben", "carla")
 FIELDS = {
-    *("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids", "user_id"),
+    *("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type", "turn", "hash_ids", "user_id")
 }
 
 

@@ -1,8 +1,7 @@
 """A thousand requests, each with its own prompt: no process grows with them.
 
 The short version of ``./dev soak``, which holds 20,000 requests against one per cent. With so few, bounded caches and
-tables still fill, so the test only checks that nothing of a prompt's size stays per request.
-"""
+tables still fill, so the test only checks that nothing of a prompt's size stays per request."""
 
 from __future__ import annotations
 

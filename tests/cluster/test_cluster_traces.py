@@ -83,10 +83,7 @@ def collector():
 def test_a_request_that_reads_from_the_store_is_one_trace(collector, tmp_path):
     spec = cluster_spec(prefill=2, decode=1, otlp_endpoint=f"http://127.0.0.1:{collector.port}")
     wanted = {"pinyon-lb", "pinyon-conductor", "prefill", "decode", "pinyon-kvstore"}
-    with (
-        LocalCluster(spec, tmp_path, forked) as cluster,
-        cluster.access.channel(cluster.services["lb-0"]) as channel,
-    ):
+    with LocalCluster(spec, tmp_path, forked) as cluster, cluster.access.channel(cluster.services["lb-0"]) as channel:
         stub = lb_pb2_grpc.LbServiceStub(channel)
         request = lb_pb2.GenerateRequest(
             prompt="A long enough prompt for several blocks. " * 20,

@@ -1,8 +1,7 @@
 """Services are killed, frozen and told to end: no request fails but those that only the victim could finish.
 
 The short version of ``./dev chaos faults``, which also measures times (docs/notebook/faults.md); here nothing depends
-on the machine's speed. The folder that a failure names has the evidence.
-"""
+on the machine's speed. The folder that a failure names has the evidence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The suite as containers, for the tests: builds the image, starts ``deploy/compose.yaml``, watches and stops it.
 
-Docker has no event for this across all engines and compose versions, so waits poll, always with a deadline.
-"""
+Docker has no event for this across all engines and compose versions, so waits poll, always with a deadline."""
 
 from __future__ import annotations
 

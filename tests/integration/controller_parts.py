@@ -177,10 +177,7 @@ class ControllerProcess:
         own = {"state_file": folder / "state.json", **PATIENT, **settings}
         arguments = [part for name, value in own.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         self.process = ServiceProcess(
-            "controller",
-            "services.controller",
-            ["--listen", "127.0.0.1:0", *arguments],
-            folder / "controller.log",
+            "controller", "services.controller", ["--listen", "127.0.0.1:0", *arguments], folder / "controller.log"
         )
 
     async def __aenter__(self) -> ControllerProcess:

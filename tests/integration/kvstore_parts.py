@@ -114,8 +114,7 @@ class Client:
     def __init__(self, redis_url: str, slots: int = 64, redis_timeout_s: float = WAIT_S, **transfer: str) -> None:
         """Starts the client; ``transfer`` are settings of its transfer engine.
 
-        Redis gets ample time by default: most tests do not cover slow answers, and its loss shows at once.
-        """
+        Redis gets ample time by default: most tests do not cover slow answers, and its loss shows at once."""
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)

@@ -107,11 +107,7 @@ class PeerCaller:
 
 @contextlib.asynccontextmanager
 async def running_regions(
-    *names: str,
-    workers: int = 1,
-    linked: bool = True,
-    clocks: Mapping[str, Clock] | None = None,
-    **settings: object,
+    *names: str, workers: int = 1, linked: bool = True, clocks: Mapping[str, Clock] | None = None, **settings: object
 ) -> AsyncIterator[TokenRegions]:
     """Yields regions that know each other."""
     async with contextlib.AsyncExitStack() as stack:

@@ -1,8 +1,7 @@
 """A process with one store client, driven by a test: for each JSON line on stdin, it writes one to stdout.
 
 ``main([CONFIG])`` takes a JSON object: ``redis_url``, ``slots`` and settings of the transfer engine. See
-:class:`tests.integration.transfer_hosts.HostProcess`.
-"""
+:class:`tests.integration.transfer_hosts.HostProcess`."""
 
 from __future__ import annotations
 

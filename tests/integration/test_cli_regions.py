@@ -149,10 +149,7 @@ async def test_top_with_nobody_there_names_who_was_asked(nobody, capsys):
     ("answer", "said"),
     [
         (b"\x00\x1b[2J\r\n\r\n", "what answers there speaks no HTTP"),
-        (
-            b'HTTP/1.1 404 No\r\ncontent-length: 34\r\n\r\n{"error":{"message":"ask others"}}',
-            "/metrics: ask others",
-        ),
+        (b'HTTP/1.1 404 No\r\ncontent-length: 34\r\n\r\n{"error":{"message":"ask others"}}', "/metrics: ask others"),
         (b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n", "/metrics: HTTP Error 404: No"),
         (
             b'HTTP/1.1 404 No\r\ncontent-length: 45\r\n\r\n{"error":{"message":"\\u001b[2J ask\\nothers"}}',

@@ -7,15 +7,7 @@ import pytest
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from services.conductor import servicer, sessions
-from tests.integration.conductor_parts import (
-    PREFILL,
-    WAIT_S,
-    LoadBalancer,
-    Reporter,
-    World,
-    ask,
-    failure,
-)
+from tests.integration.conductor_parts import PREFILL, WAIT_S, LoadBalancer, Reporter, World, ask, failure
 
 
 async def test_a_restarted_conductor_says_that_its_list_is_incomplete():

@@ -241,11 +241,7 @@ async def test_a_placement_names_addresses_and_sources(world):
     assert placement.predicted_ttft_ms > 0
     (span,) = placement.fetches
     assert span == common_pb2.FetchSpan(
-        source_id="s0",
-        source_address="127.0.0.1:1",
-        source=common_pb2.KV_SOURCE_STORE,
-        first_block=0,
-        block_count=200,
+        source_id="s0", source_address="127.0.0.1:1", source=common_pb2.KV_SOURCE_STORE, first_block=0, block_count=200
     )
 
 

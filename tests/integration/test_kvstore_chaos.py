@@ -1,8 +1,7 @@
 """The store under faults of real processes while clients keep putting and reading.
 
 Redis is killed, emptied, frozen, and replaced by one that lost half of the entries; two nodes are killed and started
-again, one is frozen.
-"""
+again, one is frozen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The way of KV between a store node or a worker and its clients: shared memory on one host, all NICs between two.
 
-The nodes are processes, and the two hosts network namespaces with four NICs each.
-"""
+The nodes are processes, and the two hosts network namespaces with four NICs each."""
 
 from __future__ import annotations
 
@@ -20,13 +19,7 @@ from pinyon.core.request import SamplingParams
 from pinyon.transfer import TransferEngine
 from pinyon.transfer.transports.shm.cma import shm_available
 from tests.integration.kvstore_parts import OBJECT, client_of
-from tests.integration.transfer_hosts import (
-    HostProcess,
-    Rails,
-    carried,
-    why_no_rails,
-    why_no_shaping,
-)
+from tests.integration.transfer_hosts import HostProcess, Rails, carried, why_no_rails, why_no_shaping
 from tests.integration.worker_parts import BLOCK_TOKENS, Fleet, peer_span
 from tests.waiting import wait_until
 
@@ -155,9 +148,7 @@ def redis_inside(netns: str, door: Path) -> RedisServer:
 
 @rails
 @pytest.mark.slow
-def test_between_two_hosts_the_store_is_used_over_all_nics(
-    two_hosts: tuple[ServiceProcess, HostProcess],
-) -> None:
+def test_between_two_hosts_the_store_is_used_over_all_nics(two_hosts: tuple[ServiceProcess, HostProcess]) -> None:
     node, client = two_hosts
     nbytes = MANY * OBJECT
     assert set(client.ask("put", count=MANY)["outcomes"]) == {"stored"}

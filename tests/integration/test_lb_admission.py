@@ -121,13 +121,7 @@ async def test_a_tenant_s_bodies_leave_room_for_those_of_others(keys):
             for _ in range(6):
                 connection = await stack.enter_async_context(Connection(bench.http))
                 connection.send(
-                    "POST",
-                    "/v1/completions",
-                    b" " * (size - 10),
-                    {
-                        **keyed("sk-a"),
-                        "content-length": str(size),
-                    },
+                    "POST", "/v1/completions", b" " * (size - 10), {**keyed("sk-a"), "content-length": str(size)}
                 )
                 await connection.writer.drain()
             await spin(lambda: bench.lb.bodies.used > 6 << 20)

@@ -354,8 +354,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [b"Content-Length: 44\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity, chunked\r\n"],
+    "fields", [b"Content-Length: 44\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity, chunked\r\n"]
 )
 async def test_smuggled_requests_are_answered_by_nobody(fields):
     async with running_lb() as bench, Connection(bench.http) as connection:

@@ -250,8 +250,7 @@ async def test_one_that_dies_at_once_is_given_up_in_the_end(monkeypatch: pytest.
     async with group_of(SERVES + "; sys.exit(3)") as group:
         assert await group.start(asyncio.Event())
         with pytest.raises(
-            Unavailable,
-            match=r"process 0 \(pid \d+\) ended with exit code 3: given up after 2 quick deaths in a row",
+            Unavailable, match=r"process 0 \(pid \d+\) ended with exit code 3: given up after 2 quick deaths in a row"
         ):
             await group.keep(asyncio.Event())
 

@@ -336,10 +336,7 @@ async def test_a_caller_that_falls_silent_is_left(monkeypatch):
 
 
 async def test_a_peer_holds_no_more_bytes_than_it_leaves_free():
-    async with (
-        running_regions("us", linked=False, bodies_limit_mib=1) as regions,
-        Caller(regions["us"]) as caller,
-    ):
+    async with running_regions("us", linked=False, bodies_limit_mib=1) as regions, Caller(regions["us"]) as caller:
         us, worker = regions["us"], regions["us"].workers[0]
         worker.hold()
         await caller.meet()

@@ -84,8 +84,7 @@ class Http2(Connection):
 
 
 @pytest.mark.parametrize(
-    ("method", "held"),
-    [("/pinyon.api.lb.v1.LbService/Generate", 0), ("/grpc.health.v1.Health/Check", EACH_MAX)],
+    ("method", "held"), [("/pinyon.api.lb.v1.LbService/Generate", 0), ("/grpc.health.v1.Health/Check", EACH_MAX)]
 )
 async def test_messages_without_an_end_are_few(tmp_path, keys, method, held):
     """An earlier version held 1.2 GB for 300 messages on one connection for as long as it stood, without a key."""

@@ -593,10 +593,7 @@ async def test_cors_and_the_pages() -> None:
 
 async def test_a_load_balancer_in_front_of_load_balancers() -> None:
     servers = [FakeServer() for _ in range(4)]
-    async with (
-        running_upstreams(*servers[:2]) as left,
-        running_upstreams(*servers[2:]) as right,
-    ):
+    async with running_upstreams(*servers[:2]) as left, running_upstreams(*servers[2:]) as right:
         behind = [f"http://{each.http}" for each in (left, right)]
         async with running_upstreams(known=False, upstream=",".join(behind)) as front:
             await front.known()

@@ -65,10 +65,7 @@ async def test_strangers_get_nothing(server: RedisServer, authority: TestAuthori
         await nodes(server.url, None)
     with pytest.raises(Unavailable):
         await nodes(server.url, TestAuthority(tmp_path / "other").tls("worker", "a"))
-    with (
-        redis.Redis.from_url(server.url, ssl_ca_certs=str(member.ca)) as anonymous,
-        pytest.raises(redis.RedisError),
-    ):
+    with redis.Redis.from_url(server.url, ssl_ca_certs=str(member.ca)) as anonymous, pytest.raises(redis.RedisError):
         anonymous.ping()
 
 

@@ -147,10 +147,7 @@ async def test_the_end_of_the_load_balancer_keeps_what_came(tmp_path: Path, capf
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [
-        (("--lb", "127.0.0.1:1"), "no load balancer answers at 127.0.0.1:1"),
-        (("--seconds", "0.3"), "there is no trace"),
-    ],
+    [(("--lb", "127.0.0.1:1"), "no load balancer answers at 127.0.0.1:1"), (("--seconds", "0.3"), "there is no trace")],
 )
 async def test_what_comes_to_nothing_leaves_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
@@ -166,10 +163,7 @@ async def test_where_nothing_can_be_written_it_does_not_begin(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with running_lb() as bench:
-        for out, said in (
-            (tmp_path, "is a folder"),
-            (tmp_path / "no" / "x", "No such file"),
-        ):
+        for out, said in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "No such file")):
             assert await (await recording(bench, out)) == 1
             assert said in capfd.readouterr().err
         address = bench.endpoints["grpc"]

@@ -7,8 +7,7 @@ Every decision comes from one seed, which is printed. Settings by environment:
 ``PINYON_CHAOS_ROUNDS``
     rounds in total, 25 by default, 40 in a long run. Before a release:
     ``PINYON_CHAOS_ROUNDS=300 ./dev test integration -k chaos -s``; four fifths of them hit targets and one
-    fifth initiators, half of each over tcp and half over shm.
-"""
+    fifth initiators, half of each over tcp and half over shm."""
 
 from __future__ import annotations
 
@@ -191,12 +190,7 @@ class Target:
 DONE = (TransferStatus.COMPLETED, Reason.NONE)
 STALLED = (TransferStatus.TIMEOUT, Reason.STALLED)
 LOST = {(TransferStatus.FAILED, reason) for reason in (Reason.CONNECTION_LOST, Reason.CONNECT_FAILED, Reason.NO_PATH)}
-ALLOWED = {
-    "kill": {DONE, *LOST},
-    "freeze": {DONE, STALLED},
-    "freeze, kill": {DONE, STALLED, *LOST},
-    "pause": {DONE},
-}
+ALLOWED = {"kill": {DONE, *LOST}, "freeze": {DONE, STALLED}, "freeze, kill": {DONE, STALLED, *LOST}, "pause": {DONE}}
 
 
 class Chaos:
@@ -343,13 +337,7 @@ class Chaos:
 
 
 def check_data(
-    layout: Layout,
-    opcode: Opcode,
-    source: Bytes,
-    odd: Bytes,
-    sink: Bytes,
-    even: int,
-    results: list[TransferResult],
+    layout: Layout, opcode: Opcode, source: Bytes, odd: Bytes, sink: Bytes, even: int, results: list[TransferResult]
 ) -> None:
     """Checks the destination: right bytes after COMPLETED, else each byte old or new, and all gaps untouched."""
     assert np.array_equal(source, odd), "the source was written to"

@@ -342,9 +342,7 @@ class Hostile:
         return frame, payload, head + payload + trailer
 
 
-def test_a_hostile_peer_reaches_only_what_its_keys_open(
-    server: TransferEngine,
-) -> None:
+def test_a_hostile_peer_reaches_only_what_its_keys_open(server: TransferEngine) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -3,8 +3,7 @@
 The hosts are network namespaces, the NICs veth pairs. Where a fault must fall in mid-transfer, the rails are slowed
 down. Faults come when interface counters show that so many bytes have moved. The seed of the random points is printed;
 ``PINYON_CHAOS_SEED`` repeats them. With ``PINYON_CHAOS_ROUNDS`` set every kind of fault takes one, two and three NICs
-down, else each takes some of these.
-"""
+down, else each takes some of these."""
 
 from __future__ import annotations
 

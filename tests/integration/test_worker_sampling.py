@@ -158,10 +158,7 @@ async def test_a_stop_token_ends_the_text_but_not_before_min_tokens(fleet):
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [
-        ({"stop_token_ids": (1, 272)}, "stop_token_ids"),
-        ({"logit_bias": ((272, 1.0),)}, "logit_bias"),
-    ],
+    [({"stop_token_ids": (1, 272)}, "stop_token_ids"), ({"logit_bias": ((272, 1.0),)}, "logit_bias")],
 )
 async def test_tokens_outside_the_vocabulary_are_refused(fleet, change, field):
     _, client = await fleet.mixed()

@@ -1,8 +1,7 @@
 """A process with one transfer engine, driven by a test: for each JSON line on stdin, it writes one to stdout.
 
 ``main([CONFIG])`` takes a JSON object of the engine's keyword arguments in plain values. The first line on stdout says
-that the engine serves. The process ends when its stdin does, and is killed when its parent dies.
-"""
+that the engine serves. The process ends when its stdin does, and is killed when its parent dies."""
 
 from __future__ import annotations
 
@@ -112,11 +111,7 @@ class TransferHost:
             }
             for one in stats.paths
         ]
-        return {
-            "requests_now": stats.requests_now,
-            "retries": stats.retries,
-            "paths": paths,
-        }
+        return {"requests_now": stats.requests_now, "retries": stats.retries, "paths": paths}
 
 
 def die_with_parent() -> None:

@@ -1,8 +1,7 @@
 """Hosts for transfer tests on one machine: engines in processes, and network namespaces with veth pairs as NICs.
 
 A *rail* is one network with one NIC of each host. It is direct (a veth pair, which shows the other end's faults as loss
-of carrier), or goes through a bridge in its own namespace, which hides them.
-"""
+of carrier), or goes through a bridge in its own namespace, which hides them."""
 
 from __future__ import annotations
 

@@ -141,8 +141,7 @@ _alone: dict[tuple[bytes, SamplingParams], Alone] = {}
 def alone(prompt: Sequence[int], sampling: SamplingParams) -> Alone:
     """Computes the whole prompt without a cache, then token by token. Honours EOS and stop tokens, no stop strings.
 
-    The counts for penalties are computed anew for each token.
-    """
+    The counts for penalties are computed anew for each token."""
     tokens = np.array(prompt, "<u4")
     key = (tokens.tobytes(), sampling)
     if key in _alone:

@@ -7,14 +7,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.batching import (
-    BATCHING_POLICIES,
-    LEVEL_BLOCKS,
-    BatchRequest,
-    ChunkedHashTree,
-    DecodedPrefixes,
-    Formed,
-)
+from pinyon.batching import BATCHING_POLICIES, LEVEL_BLOCKS, BatchRequest, ChunkedHashTree, DecodedPrefixes, Formed
 from pinyon.core.block_keys import SHARED_PREFIXES_MAX, chain_block_keys, namespace, tokens_to_bytes
 from pinyon_lab.policies.feather import TipTree
 from tests.long import usually

@@ -101,8 +101,7 @@ class Model(RuleBasedStateMachine):
     def admit(self) -> list[BlockGrant]:
         """Admits requests; none overtakes the first if that had room without later ones.
 
-        Prompts for other instances may pass a request that is decoded here, until others are to give way for it.
-        """
+        Prompts for other instances may pass a request that is decoded here, until others are to give way for it."""
         self.forget_promises()
         first = self.first()
         kept_waiting = first is not None and self.missing(first) <= max(0, self.room()) + sum(

@@ -18,8 +18,7 @@ class Instance:
     """An instance with its requests and prompts by number, each with a state.
 
     Requests: ``asks`` (nothing yet), ``waits`` (for KV memory), ``here`` (it has memory, and is computed or decoded
-    here), ``elsewhere`` (its prompt is computed there). Prompts for others: ``queued``, ``waits``, ``computed``.
-    """
+    here), ``elsewhere`` (its prompt is computed there). Prompts for others: ``queued``, ``waits``, ``computed``."""
 
     def __init__(self, pool_blocks: int) -> None:
         config = InstanceConfig(pool_blocks, 4, MAX_BATCH, 64, 32, active_prefills=2, max_prefills=64)
@@ -181,12 +180,7 @@ def test_an_idle_one_says_what_those_that_ended_had() -> None:
     assert world.parts.room.look(0, 0).room == 1
 
 
-@given(
-    pool_blocks=st.integers(60, 400),
-    shared=st.integers(1, 40),
-    own=st.integers(1, 4),
-    ended=st.integers(0, RECENT),
-)
+@given(pool_blocks=st.integers(60, 400), shared=st.integers(1, 40), own=st.integers(1, 4), ended=st.integers(0, RECENT))
 @settings(max_examples=usually(20, long=200))
 def test_where_all_share_a_prefix_as_many_have_room_as_is_said(
     pool_blocks: int, shared: int, own: int, ended: int

@@ -103,17 +103,12 @@ LENGTHS = st.one_of(
     number=st.integers(0, 10**6),
 )
 def test_who_reads_together_does_not_matter(
-    heads: tuple[int, int],
-    block_tokens: int,
-    trunk: int | None,
-    requests: list[tuple[int, int, int]],
-    number: int,
+    heads: tuple[int, int], block_tokens: int, trunk: int | None, requests: list[tuple[int, int, int]], number: int
 ) -> None:
     """Each request's bits equal those that it has alone, by ``plain``, and as the last query of a prompt's chunk.
 
     ``requests`` has for each its length, the earlier request with the same beginning, and the number of tokens shared
-    with it. With a ``trunk`` all of them begin with the first one's.
-    """
+    with it. With a ``trunk`` all of them begin with the first one's."""
     rng = np.random.default_rng(number)
     batch = Batch(heads, block_tokens)
     for place, (end, parent, shared) in enumerate(requests):

@@ -1,8 +1,7 @@
 """Batch invariance, bit for bit: tokens and KV bytes depend on the request alone.
 
 They do not depend on the chunks of its prompt, the other requests of each step, its blocks, or what those held before.
-Nor do they depend on whether its KV came from prefill, decode, this engine or another process.
-"""
+Nor do they depend on whether its KV came from prefill, decode, this engine or another process."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def test_shared_prefixes_do_not_matter(
     """Requests decoded together equal each decoded alone by ``plain`` in its own blocks.
 
     They share ``trunk`` segments and some blocks, then a branch of one segment and some blocks with some requests, and
-    end in tokens of their own.
-    """
+    end in tokens of their own."""
     engine = engine_of(model)
     texts, tables, block = {}, {}, 0
     for name, tokens in ("trunk", 256 * trunk + 16 * part), (0, 256), (1, 272):
@@ -321,10 +319,7 @@ def test_computing_logits_in_many_panels_changes_nothing(monkeypatch: pytest.Mon
 
 @seed(4)
 @settings(max_examples=25)
-@given(
-    length=st.sampled_from([63, 64, 65, 127, 128, 129, 500, 1023, 1025]),
-    cut=st.integers(1, 1024),
-)
+@given(length=st.sampled_from([63, 64, 65, 127, 128, 129, 500, 1023, 1025]), cut=st.integers(1, 1024))
 def test_long_prompts_cross_the_padding_steps(length: int, cut: int) -> None:
     engine = engine_of("builtin")
     prompt = prompt_of(engine, length)

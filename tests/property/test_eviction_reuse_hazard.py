@@ -307,8 +307,7 @@ def test_it_keeps_what_comes_back(seed: int) -> None:
     """The policy must learn that one kind never returns. Of the other, the last used is likeliest to be used again.
 
     A perfect policy would use LRU with all the room for this kind. LRU over both kinds gets at most 0.893 of its hits,
-    and this policy 0.907 if it never adopts what it learned (seeds 3 to 10).
-    """
+    and this policy 0.907 if it never adopts what it learned (seeds 3 to 10)."""
     asked = conversations(seed, 3_000, 0.8)
     chats = [each for each in asked if each.traits.category.startswith("chat")]
     known = replay(chats, "lru", 600).hit_blocks

@@ -18,8 +18,7 @@ The policy is held to these definitions:
 - Pinned keys hold all before them; keys behind them in their run may go.
 - A fit forgets a class without parts and running samples whose observations have faded; its parent keeps them.
 
-The guard is off. A key is pinned with all before it, and dropped with all that extends it.
-"""
+The guard is off. A key is pinned with all before it, and dropped with all that extends it."""
 
 from __future__ import annotations
 
@@ -33,16 +32,7 @@ import pytest
 
 from pinyon.eviction import NO_TRAITS, Traits
 from pinyon.eviction.fair_queues import FADED
-from pinyon.eviction.hazard_table import (
-    EDGES_S,
-    FALL,
-    FIRST_RATE,
-    FORGOTTEN,
-    LEVEL_PRIOR,
-    PRIOR,
-    HazardClass,
-    Sample,
-)
+from pinyon.eviction.hazard_table import EDGES_S, FALL, FIRST_RATE, FORGOTTEN, LEVEL_PRIOR, PRIOR, HazardClass, Sample
 from pinyon.eviction.reuse_hazard import ReuseHazard, ReuseHazardSettings
 from pinyon.eviction.tenant_shares import KNOWN, LATER, LONGEST_S, RARE, ROUND
 

@@ -59,9 +59,7 @@ def test_one_tenants_flood_neither_fills_nor_delays_the_queue() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 400), min_size=2),
-    st.integers(1, 3),
-    st.integers(50, 200),
+    st.dictionaries(st.sampled_from("abcd"), st.integers(1, 400), min_size=2), st.integers(1, 3), st.integers(50, 200)
 )
 def test_tenants_that_always_wait_get_the_same_tokens(costs: dict[str, int], slots: int, leaves: int) -> None:
     """Two tenants that always wait never differ by more than their largest request, whatever their requests cost."""
@@ -169,8 +167,7 @@ def test_a_slot_that_is_left_goes_to_who_has_room_or_stays_free() -> None:
 def test_tenants_share_the_room_that_there_is(tenants: int, slots: int) -> None:
     """Two demands, one of which has room at every second event. Requests whose demand has room share it equally.
 
-    A tenant that lacked room is owed nothing later.
-    """
+    A tenant that lacked room is owed nothing later."""
     queue = RequestQueue(slots, 10_000)
     owners: dict[int, str] = {}
 

@@ -23,10 +23,7 @@ closed_sets = st.one_of(st.just(()), st.frozensets(st.sampled_from(DEMANDS)), st
 
 Said = tuple[int, int, int, bool]
 SAID = st.tuples(
-    st.sampled_from([0, 1, 2, 30]),
-    st.sampled_from([0, 0, 1, -2, 1000, -1000]),
-    st.sampled_from(DEMANDS),
-    st.booleans(),
+    st.sampled_from([0, 1, 2, 30]), st.sampled_from([0, 0, 1, -2, 1000, -1000]), st.sampled_from(DEMANDS), st.booleans()
 )
 """Tokens, priority, demand, and whether there is room."""
 

@@ -9,13 +9,7 @@ from pinyon.routing.roster import Roster
 
 GRACE_S = 10.0
 LISTS = st.lists(
-    st.tuples(
-        st.frozensets(st.sampled_from("abcd")),
-        st.booleans(),
-        st.booleans(),
-        st.floats(0, 15),
-    ),
-    max_size=30,
+    st.tuples(st.frozensets(st.sampled_from("abcd")), st.booleans(), st.booleans(), st.floats(0, 15)), max_size=30
 )
 
 

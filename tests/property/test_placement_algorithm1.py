@@ -108,10 +108,7 @@ def algorithm_1(case: Case, fleet) -> dict[str, tuple[float, int, int]]:
 
 def fleet_of(case: Case):
     fleet = make_fleet(
-        *((name, Role.PREFILL) for name in PREFILL_NAMES),
-        ("d0", Role.DECODE),
-        ("s0", Role.STORE),
-        ("s1", Role.STORE),
+        *((name, Role.PREFILL) for name in PREFILL_NAMES), ("d0", Role.DECODE), ("s0", Role.STORE), ("s1", Role.STORE)
     )
     for name in ALL_NAMES:
         hold(fleet, name, sorted(case.holders[name]))
@@ -172,12 +169,7 @@ def test_the_choice_is_algorithm_1s(case):
     fleet = fleet_of(case)
     expected = algorithm_1(case, fleet)
     request = PlacementRequest(
-        "r",
-        "m",
-        case.prompt_tokens,
-        keys(*range(case.prompt_tokens // BLOCK)),
-        max_tokens=8,
-        exclude=case.exclude,
+        "r", "m", case.prompt_tokens, keys(*range(case.prompt_tokens // BLOCK)), max_tokens=8, exclude=case.exclude
     )
     decision = Scheduler(fleet, KvCacheCentric(KvCacheCentricSettings(case.threshold))).schedule(request, 0.0)
 
@@ -213,12 +205,7 @@ ACTIONS = ["place", "release", "computing", "prefilled", "ended", "expire", "lea
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from(ACTIONS))))
 @settings(max_examples=usually(20, long=100))
 def test_what_is_in_flight_returns_to_exactly_zero(steps):
-    fleet = make_fleet(
-        ("p0", Role.PREFILL),
-        ("x0", Role.MIXED),
-        ("d0", Role.DECODE),
-        ("s0", Role.STORE),
-    )
+    fleet = make_fleet(("p0", Role.PREFILL), ("x0", Role.MIXED), ("d0", Role.DECODE), ("s0", Role.STORE))
     hold(fleet, "s0", range(20))
     scheduler = Scheduler(fleet, KvCacheCentric())
     now_s = 0.0

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from pinyon.core.block_keys import SharedPrefix, unpack_keys
 from pinyon.core.request import Role
-from pinyon.placement.decode_selection import (
-    NEAR_SHARE,
-    decode_blocks,
-    least_loaded,
-    select_decode,
-    shared_at,
-)
+from pinyon.placement.decode_selection import NEAR_SHARE, decode_blocks, least_loaded, select_decode, shared_at
 from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from tests.unit.placement.conftest import LAYOUT, hold, info, keys, make_fleet

@@ -1,7 +1,6 @@
 """Predicted fetch times, and plans against the rule written as a loop over holders.
 
-Times are never negative, and grow with the bytes to fetch and with other fetches.
-"""
+Times are never negative, and grow with the bytes to fetch and with other fetches."""
 
 from hypothesis import given
 from hypothesis import strategies as st

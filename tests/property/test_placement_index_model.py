@@ -1,7 +1,6 @@
 """The block index against sets of keys, at every density of the sample.
 
-It covers lost and repeated changes, snapshots in parts, restarts in between, and a table that is too small.
-"""
+It covers lost and repeated changes, snapshots in parts, restarts in between, and a table that is too small."""
 
 import random
 from typing import NamedTuple
@@ -48,8 +47,7 @@ def sampled(number: int, every: int) -> bool:
 class IndexMachine(RuleBasedStateMachine):
     """A machine with what the index should know (``known``), and what it knew ``before`` an incomplete snapshot.
 
-    An instance's own ``content`` may be ahead after a lost change.
-    """
+    An instance's own ``content`` may be ahead after a lost change."""
 
     LIMIT = 100_000
 

@@ -53,8 +53,7 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
 
     Each source beyond an instance's own blocks is a store node. Instances share three hosts, each kind of path has a
     random speed, and some store nodes have SSDs. With ``apart`` each store node has its own host and keeps its blocks
-    in memory.
-    """
+    in memory."""
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()

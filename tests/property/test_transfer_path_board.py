@@ -100,11 +100,7 @@ class BoardModel(RuleBasedStateMachine):
         known.ends = ends
         self.outage(path)
 
-    @rule(
-        nbytes=st.sampled_from([4096, MIB, 8 * MIB]),
-        first_tier=st.integers(0, 3),
-        insist=st.booleans(),
-    )
+    @rule(nbytes=st.sampled_from([4096, MIB, 8 * MIB]), first_tier=st.integers(0, 3), insist=st.booleans())
     def start(self, nbytes: int, first_tier: int, insist: bool) -> None:
         self.tick()
         tiers = self.TIERS[first_tier:]

@@ -2,8 +2,7 @@
 
 ``python -m tests.rdma.guest [--deadline SECONDS] -- COMMAND...`` passes on the command's output and exit status.
 ``nics.sh`` describes the guest's devices and addresses, ``guest_init.sh`` its files; ``tools/rdma_guest.sh`` prepares
-what it boots from.
-"""
+what it boots from."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Guest:
 
     ``share`` is a folder of the host that the guest mounts on ``SHARE``; it also keeps the console's log. The guest
     ends itself ``deadline_s`` seconds after its boot, and qemu ends with the thread that started it. Raises
-    :class:`NoGuest` when the guest's boot files are missing.
-    """
+    :class:`NoGuest` when the guest's boot files are missing."""
 
     def __init__(self, share: Path, deadline_s: float = 600.0) -> None:
         status = subprocess.run(["sh", PREPARE, "status"], capture_output=True, text=True, timeout=60, check=False)

@@ -58,8 +58,7 @@ def poisson(name: str) -> Workload:
 def popular(name: str) -> Workload:
     """Returns 4,000 requests that all begin with the same block.
 
-    One request in three begins with a prefix of 6 blocks, one in three with a prefix of 13 blocks.
-    """
+    One request in three begins with a prefix of 6 blocks, one in three with a prefix of 13 blocks."""
     rows = []
     for number in range(4000):
         prefix = (0, *range(10, 15)) if number % 3 == 0 else (0, *range(20, 32)) if number % 3 == 1 else (0,)

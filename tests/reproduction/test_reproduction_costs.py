@@ -32,8 +32,7 @@ def test_a_round_of_the_engine_by_hand():
     """The round costs one step of each group of ten, and a tenth of a request enters.
 
     A step reads 10 · 484 tokens of KV (half of 200 are decoded), of which the 320 shared ones cost nine requests 0.6
-    less. The request that enters has 64 tokens of its own.
-    """
+    less. The request that enters has 64 tokens of its own."""
     profile = load_profile(PROFILE)
     step_s = 0.0167 + 10 * 5e-5 + 1.365e-7 * (4840 - 0.6 * 320 * 9)
     own_s = 64 * 1.34e-4 + 2.2e-9 * (384**2 - 320**2)

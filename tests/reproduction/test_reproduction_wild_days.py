@@ -20,8 +20,7 @@ DAY_S, HOUR_S = 86_400.0, 3600.0
 def rows(days: int, slower: float = 1.0) -> list[TraceRow]:
     """Returns chats of two turns and files of one turn, from 8 to 11 a.m. of each day.
 
-    The second turn of a chat comes ``slower`` times as late from one day to the next.
-    """
+    The second turn of a chat comes ``slower`` times as late from one day to the next."""
     random_ = random.Random(29)
     found = []
     for day in range(days):

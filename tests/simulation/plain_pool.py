@@ -1,8 +1,7 @@
 """A plain second version of pinyon's own placement, of a pool of the instances' DRAM and of the most-in-time order.
 
 It places without pairs, and shares no module with the simulator, the policy or the order: it looks at everything each
-time.
-"""
+time."""
 
 from __future__ import annotations
 

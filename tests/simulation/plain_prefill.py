@@ -1,8 +1,7 @@
 """The plain reference of ``pinyon simulate --model prefill-reference``, without any of its modules.
 
 It is as slow and as short as can be: it looks at everything for each of a router's questions. The simulator is compared
-with it row by row.
-"""
+with it row by row."""
 
 from __future__ import annotations
 

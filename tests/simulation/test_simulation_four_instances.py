@@ -2,8 +2,7 @@
 
 Four instances serve thousands of requests (10,000 in long runs). Requests are cancelled in any phase, steps fail,
 readers forget their leases, instances die and come back under their names. Every request ends once, nothing is left
-anywhere, and one seed gives one history.
-"""
+anywhere, and one seed gives one history."""
 
 from __future__ import annotations
 

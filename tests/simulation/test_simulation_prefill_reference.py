@@ -105,8 +105,7 @@ def test_waits_at_one_server_match_the_md1_formula() -> None:
     """The simulated waits follow Lindley's recursion, whose mean is that of M/D/1.
 
     Each of 6,000 requests waits for the one before it: w' = max(0, w + s - gap). The mean of 100,000 such waits
-    (300,000 in a long run) is rho s / 2 (1 - rho).
-    """
+    (300,000 in a long run) is rho s / 2 (1 - rho)."""
     tokens, load = 500, 0.7
     service_s = tokens * plain.TOKEN_S
 

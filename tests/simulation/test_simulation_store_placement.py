@@ -1,8 +1,7 @@
 """Tests of where the store places a trace's blocks: evenly over the nodes, and on few nodes for one prompt.
 
 All prompts of the trace begin with the same block, as those of one service do. The trace is not part of this
-repository: the test looks for it in ``$PINYON_TRACES``, else in ``../shared/traces`` beside the repository.
-"""
+repository: the test looks for it in ``$PINYON_TRACES``, else in ``../shared/traces`` beside the repository."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Spread(NamedTuple):
 def replay(prompts: list[list[bytes]], weights: dict[str, float], run_tokens: int, *, reuse: bool) -> Spread:
     """Replays every prompt in turn on a store that forgets nothing.
 
-    With ``reuse`` a prompt offers only what the store lacks, else it offers all of its blocks as computed.
-    """
+    With ``reuse`` a prompt offers only what the store lacks, else it offers all of its blocks as computed."""
     at: dict[bytes, str] = {}
     spread = Spread(dict.fromkeys(weights, 0), [], [])
     for keys in prompts:

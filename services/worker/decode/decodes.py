@@ -48,8 +48,7 @@ class Decodes:
         """Takes a request in, with its updates to ``updates``.
 
         Raises :class:`InvalidArgument`, :class:`NotFound` or :class:`FailedPrecondition`, see ``parse_submission``;
-        :class:`ResourceExhausted` for too many requests; :class:`Unavailable` if it drains or the engine hangs.
-        """
+        :class:`ResourceExhausted` for too many requests; :class:`Unavailable` if it drains or the engine hangs."""
         parts = self.parts
         parts.check_serving("decode_instance")
         if len(self._tasks) >= parts.limits.max_requests:
@@ -58,14 +57,7 @@ class Decodes:
             )
         order = parse_submission(submission, parts.served, parts.limits.request_timeout_s)
         request = DecodeRequest(
-            parts,
-            self._prefills,
-            self._peers,
-            self._observer,
-            order,
-            submission.stream_id,
-            updates,
-            self._ended,
+            parts, self._prefills, self._peers, self._observer, order, submission.stream_id, updates, self._ended
         )
         self._unfinished += 1
         parts.ledger.decode_begun(order.prompt.request_id)

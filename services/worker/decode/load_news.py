@@ -1,7 +1,6 @@
 """The times at which a load balancer is told of the load: on changes, not too often, and regularly in any case.
 
-An unchanged load is told as well, so that silence means that the instance is frozen or gone.
-"""
+An unchanged load is told as well, so that silence means that the instance is frozen or gone."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class LoadNews:
     """The news of one session; ``read`` returns the load, at most once per ``interval_s`` unless something is told.
 
     ``start`` → ``close``: a timer calls ``wake`` when something is to be told and no message is on its way. The code
-    that composes a message calls :meth:`take`.
-    """
+    that composes a message calls :meth:`take`."""
 
     def __init__(
         self, read: Callable[[], worker_pb2.Load], interval_s: float, wake: Callable[[], None], clock: Clock

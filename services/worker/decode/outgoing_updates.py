@@ -18,8 +18,7 @@ class OutgoingUpdates:
 
     Waiting updates are merged. Waiting changes (about one per token, and per log-probability) are bounded by ``limit``:
     a slower reader is cut off. The load that goes with a message comes from ``load``; None: no load. The iterator ends
-    when the updates are closed and all of them have gone.
-    """
+    when the updates are closed and all of them have gone."""
 
     def __init__(self, limit: int, pace: Pace, load: Callable[[], worker_pb2.Load | None] = lambda: None) -> None:
         self._end: TurnEnd[worker_pb2.SessionResponse] = TurnEnd(pace, self._make)

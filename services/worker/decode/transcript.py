@@ -9,8 +9,7 @@ from pinyon.model import IncrementalDetokenizer, ModelCard, StopMatcher
 class Transcript:
     """The text of one request, fed token by token; ``count`` tokens so far. ``finish`` is set by the last one.
 
-    As in vLLM, a token that ends the text has no text itself, and the first ``min_tokens`` tokens never end it.
-    """
+    As in vLLM, a token that ends the text has no text itself, and the first ``min_tokens`` tokens never end it."""
 
     def __init__(self, card: ModelCard, sampling: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(card.tokenizer)

@@ -28,8 +28,7 @@ def create_engine(
 
     A paced engine imitates ``profile``, see :func:`load_profile`. The requests that read KV together in decode are
     chosen by ``kernel``, see :data:`KERNEL_DEFAULT`; engines that read no KV ignore it. Raises :class:`InvalidArgument`
-    that names what is wrong with the checkpoint.
-    """
+    that names what is wrong with the checkpoint."""
     if kind == "numpy":
         return NumpyLlamaEngine(card.config, load_weights(card), num_blocks, block_tokens, kernel=kernel)
     if kind == "instant":

@@ -3,8 +3,7 @@
 Keys are taken in segments (``segments.py``). Queries lie in the lanes of tiles: ``(L, head_dim) @ (head_dim, TILE)``
 gives the scores of a segment, ``(head_dim, L) @ (L, TILE)`` its part of the output, where ``L`` follows from the
 query's position. Other lanes hold other query heads of the same KV head, other positions of the chunk, other requests
-that share the segment, or zeros. They do not change a lane's bits. Keys after a query weigh exactly zero.
-"""
+that share the segment, or zeros. They do not change a lane's bits. Keys after a query weigh exactly zero."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class PagedAttention:
     """Attention that reads and writes the pool; its workspaces grow to the longest context met.
 
     The requests that read KV together in decode are chosen by ``kernel``, one of
-    :data:`services.worker.engines.decode_plan.KERNELS`. It changes the time, never the bits.
-    """
+    :data:`services.worker.engines.decode_plan.KERNELS`. It changes the time, never the bits."""
 
     def __init__(self, config: ModelConfig, layout: KvLayout, pool: _F32, kernel: str) -> None:
         if config.group_size > TILE:
@@ -77,8 +75,7 @@ class PagedAttention:
     def attend(self, layer: int, queries: _F32, start: int, table: _I64, out: _F32) -> None:
         """Computes a chunk at positions ``[start, start + n)``, whose K and V, and all before, must be in the pool.
 
-        The ``queries`` (scaled) and ``out`` are ``(n, heads, head_dim)``.
-        """
+        The ``queries`` (scaled) and ``out`` are ``(n, heads, head_dim)``."""
         n = queries.shape[0]
         end = start + n
         longest = -(-end // LENGTH_STEP) * LENGTH_STEP
@@ -217,8 +214,7 @@ class PagedAttention:
         """Returns the lanes whose softmax is computed for so many queries of a tile.
 
         The other lanes are not worth the time, but more than half of a tile is faster as a whole. Never one: NumPy
-        would drop that axis and add along the keys in another order.
-        """
+        would drop that axis and add along the keys in another order."""
         lanes = max(2, queries * self._groups)
         return lanes if lanes <= TILE // 2 else TILE
 
@@ -242,8 +238,7 @@ class PagedAttention:
     def _to_tiles(self, heads: _Queries) -> _F32:
         """Turns ``(n, kv_heads, head_dim)`` into ``(kv_heads, head_dim, tiles, TILE)``.
 
-        Lane = query's place in its tile * query heads + query head. Lanes left over are zero.
-        """
+        Lane = query's place in its tile * query heads + query head. Lanes left over are zero."""
         n, kv_heads, dim = heads.shape
         slots = self._slots
         whole, rest = divmod(n, slots)
@@ -277,8 +272,7 @@ class PagedAttention:
 
         The queries ``tiled`` are ``(1 or segments, kv_heads, head_dim, tiles, TILE)``; ``keys`` and ``values`` are
         ``(segments, length, kv_heads, head_dim)``. All tiles see all keys of their segment, with ``ends`` those before
-        each one's end. With ``start`` the lanes are positions from there on, and see the keys up to themselves.
-        """
+        each one's end. With ``start`` the lanes are positions from there on, and see the keys up to themselves."""
         segments, length, kv_heads, dim = keys.shape
         tiles = tiled.shape[3]
         size = segments * kv_heads * length * tiles * TILE
@@ -317,8 +311,7 @@ def _seen(first: int, tiles: int, groups: int) -> _F32:
     """Returns the mask of a panel, ``(LENGTH_STEP, tiles, TILE)``; its positions begin at ``first``.
 
     It is infinity where a query sees one of the ``LENGTH_STEP`` keys of its own panel, and -infinity where the key lies
-    after the query.
-    """
+    after the query."""
     slots = TILE // groups
     # Lanes left over count as their tile's last query; those beyond the panel's last position see every key.
     slot = np.minimum(np.arange(TILE) // groups, slots - 1)

@@ -2,8 +2,7 @@
 
 With several threads OpenBLAS may split one product differently from call to call; one thread per engine process also
 keeps the other processes of the machine alive. Set ``OPENBLAS_NUM_THREADS=1`` before NumPy is imported if you can,
-which saves the idle threads too; :func:`pin_blas_threads` does it afterwards by the library's own function.
-"""
+which saves the idle threads too; :func:`pin_blas_threads` does it afterwards by the library's own function."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from pinyon.core.errors import FailedPrecondition
 TILE = 16
 """The columns (lanes) of every matrix product, which a step computes side by side: tokens or query heads.
 
-Not more: with 32, OpenBLAS's Haswell kernels give the middle 16 lanes other bits than the outer ones.
-"""
+Not more: with 32, OpenBLAS's Haswell kernels give the middle 16 lanes other bits than the outer ones."""
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SUFFIXES = ("64_", "")
@@ -31,8 +29,7 @@ def pin_blas_threads() -> None:
     """Limits BLAS to one thread in this process.
 
     Raises :class:`FailedPrecondition` if neither the loaded OpenBLAS can be set nor the environment asks for one
-    thread.
-    """
+    thread."""
     pinned = False
     for path in _loaded_openblas():
         try:
@@ -68,8 +65,7 @@ def check_lanes_alike(
     """Checks that ``product``, which maps ``(depth, TILE)`` to ``(n, TILE)``, treats every lane alike.
 
     A lane's result must be bitwise the same in every lane of the tile and beside any others. Raises
-    :class:`FailedPrecondition` if not.
-    """
+    :class:`FailedPrecondition` if not."""
     rng = np.random.default_rng(depth)
     tile = rng.standard_normal((depth, TILE), dtype=np.float32)
     expected = product(tile)

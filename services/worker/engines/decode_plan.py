@@ -1,8 +1,7 @@
 """The plan of a step's decoding: which KV is read, and by which requests together. It holds for all layers.
 
 A segment of KV is shared by requests whose tables name the same blocks for all of it. It must lie wholly before each
-one's next position. Tables that share a segment share all before it, so groups only ever split: they form a tree.
-"""
+one's next position. Tables that share a segment share all before it, so groups only ever split: they form a tree."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ _I64 = npt.NDArray[np.int64]
 KERNELS = ("plain", "whole", "grouped")
 """The ways to read KV. With ``plain`` each request reads its own.
 
-With ``whole`` KV that all requests of the batch share is read once; with ``grouped`` also KV that two or more share.
-"""
+With ``whole`` KV that all requests of the batch share is read once; with ``grouped`` also KV that two or more share."""
 
 KERNEL_DEFAULT = "grouped"
 
@@ -40,8 +38,7 @@ def check_kernel(kernel: str) -> str:
 class SharedRun:
     """Neighbouring segments that the requests ``[first, first + count)`` of the plan share.
 
-    ``pieces``: ``(segments, pieces of each)``. ``places``: ``(segments, count)``, the plan's places for the parts.
-    """
+    ``pieces``: ``(segments, pieces of each)``. ``places``: ``(segments, count)``, the plan's places for the parts."""
 
     first: int
     count: int
@@ -54,8 +51,7 @@ class Stack:
     """Segments of one length, each of one request of the plan, that one call takes.
 
     ``pieces``: ``(segments, pieces of each)``; a request's last segment may need fewer and then names piece 0.
-    ``ends``: the number of keys of each that count; None: all.
-    """
+    ``ends``: the number of keys of each that count; None: all."""
 
     requests: _I64
     pieces: _I64
@@ -78,8 +74,7 @@ class DecodePlan:
     """The plan of a step; ``rows`` are the step's rows in the plan's order of requests.
 
     ``parts``: the number of places for the results of each segment of each request. ``tokens_read``: KV tokens per
-    layer; shared ones count once.
-    """
+    layer; shared ones count once."""
 
     rows: _I64
     shared: list[SharedRun]
@@ -95,8 +90,7 @@ def plan_decodes(
     """Plans decoded tokens, one per request, at ``rows`` of the step.
 
     The pieces of the pool that hold each request's KV up to its position are in ``tables``; a piece has
-    ``piece_tokens`` tokens, which divide :data:`LENGTH_STEP`.
-    """
+    ``piece_tokens`` tokens, which divide :data:`LENGTH_STEP`."""
     wholes = [(position + 1) // SEGMENT_TOKENS for position in positions]
     per_segment = SEGMENT_TOKENS // piece_tokens
     segments = [
@@ -152,8 +146,7 @@ def _share(segments: Sequence[_I64], kernel: str) -> tuple[list[int], list[tuple
     """Returns the order, the shared runs, and per request the first segment that it reads alone.
 
     In the order, the requests of every group are neighbours. Each run is (first request, number of requests, first
-    segment, end of segments).
-    """
+    segment, end of segments)."""
     own_from = [0] * len(segments)
     everyone = list(range(len(segments)))
     spans: list[tuple[int, int, int, int]] = []
@@ -214,8 +207,7 @@ def _common(segments: Sequence[_I64], members: Sequence[int], start: int) -> int
 def _places(order: Sequence[int], counts: Sequence[int]) -> tuple[list[Merge], _I64, _I64]:
     """Returns the merges, ``base`` and ``stride``: segment ``s`` of request ``i`` is at ``base[i] + s * stride[i]``.
 
-    Requests with equally many segments lie together.
-    """
+    Requests with equally many segments lie together."""
     by_count: dict[int, list[int]] = {}
     for number, request in enumerate(order):
         by_count.setdefault(counts[request], []).append(number)

@@ -1,7 +1,6 @@
 """An engine that computes nothing: for measuring what everything around an engine costs.
 
-Tokens are deterministic and printable by the built-in byte tokenizer.
-"""
+Tokens are deterministic and printable by the built-in byte tokenizer."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ to a tile, the last one padded with zeros; activations are ``(tiles, features, T
 - Norms, rotary embeddings and activations work lane by lane.
 
 This relies on BLAS treating lanes alike, which :meth:`NumpyLlamaEngine.self_check` tests on the machine at hand with
-the model's own shapes.
-"""
+the model's own shapes."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ _LOGIT_BYTES = 64 << 20
 class _Plan:
     """The rows of a step: those of the chunks, in order, then one per decoded token.
 
-    ``tokens``, ``positions``, ``blocks`` (of the pool) and ``offsets`` (in the block) are per row.
-    """
+    ``tokens``, ``positions``, ``blocks`` (of the pool) and ``offsets`` (in the block) are per row."""
 
     chunks: list[tuple[PrefillChunk, slice, _I64]]
     decodes: DecodePlan | None
@@ -67,8 +65,7 @@ class _Parts:
     """The division of a step's time between decoded tokens and prompts.
 
     Both are in the same products, whose time is divided by the tiles that each would need alone. Waiting for KV to
-    arrive and computing the log-probabilities of prompts count for the prompts.
-    """
+    arrive and computing the log-probabilities of prompts count for the prompts."""
 
     def __init__(self, decodes: int, tokens: int) -> None:
         self._began_s = time.perf_counter()
@@ -101,8 +98,7 @@ class NumpyLlamaEngine:
 
     The requests that read KV together in decode are chosen by ``kernel``, one of
     :data:`services.worker.engines.decode_plan.KERNELS`; it changes the time only. A given ``pool`` must be C-contiguous
-    float32 of ``(num_blocks, *layout.shape)``, for instance shared memory.
-    """
+    float32 of ``(num_blocks, *layout.shape)``, for instance shared memory."""
 
     def __init__(
         self,
@@ -197,8 +193,7 @@ class NumpyLlamaEngine:
     def self_check(self) -> None:
         """Raises :class:`FailedPrecondition` if BLAS gives a token other bits in another lane of its tile.
 
-        It covers every matrix shape of the model, and attention at a few lengths.
-        """
+        It covers every matrix shape of the model, and attention at a few lengths."""
         layer = self._weights.layers[0]
         matrices = {"output head": self._weights.head}
         matrices.update({name: getattr(layer, name) for name in ("qkv", "output", "gate", "up", "down")})

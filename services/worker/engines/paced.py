@@ -4,8 +4,7 @@ It serves to try scheduling live: many instances share two cores, and yet each i
 stands for. Tokens are printable by the built-in byte tokenizer. They are a pure function of the request's seed and the
 token's place, so they do not depend on where and how a request runs. KV has no content, but one number per token and
 plane. So the bookkeeping of blocks, leases, fetches and pushes is real and the bytes are few; KV's time on a network is
-not paced.
-"""
+not paced."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from services.worker.engines.uniform import uniform
 CATCH_UP_S = 0.005
 """The time in s after the last step's end within which a step counts as following it directly.
 
-Otherwise the excess of sleeps and the engine loop's time between steps would add up over many steps.
-"""
+Otherwise the excess of sleeps and the engine loop's time between steps would add up over many steps."""
 
 
 class PacedEngine(Hollow):

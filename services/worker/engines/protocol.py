@@ -53,8 +53,7 @@ class Engine(Protocol):
 
     A request's tokens, log-probabilities and KV bytes depend on its own tokens and sampling only. They do not depend on
     what shares the step, on how the prompt is chunked, or on whether its KV was computed by prefill, by decode, or
-    elsewhere.
-    """
+    elsewhere."""
 
     config: ModelConfig
     layout: KvLayout
@@ -69,6 +68,5 @@ class Engine(Protocol):
         """Computes a step.
 
         Raises :class:`pinyon.core.errors.InvalidArgument` before anything is computed or written if an input is out of
-        range, :class:`pinyon.core.errors.Internal` if the model computes a non-finite logit.
-        """
+        range, :class:`pinyon.core.errors.Internal` if the model computes a non-finite logit."""
         ...

@@ -8,8 +8,7 @@ tokens out, temperature, min-p, top-k, top-p. Then follows one draw by inverse d
 order of falling probability (ties by rising id). The uniform number is a hash of (seed, index), so a request that goes
 on elsewhere draws the same numbers without carrying a generator along.
 
-Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al.: Turning Up the Heat (ICLR 2025).
-"""
+Repetition penalty: Keskar et al.: CTRL (2019), section 4.1. min-p: Nguyen et al.: Turning Up the Heat (ICLR 2025)."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Sampler:
         """Returns a token for ``logits`` of shape ``(vocab_size,)``.
 
         The tokens so far are counted in ``counts``, if ``params.penalised``. Raises :class:`Internal` if a logit is not
-        finite, :class:`InvalidArgument` if ``params`` leave no token at all or need ``counts``.
-        """
+        finite, :class:`InvalidArgument` if ``params`` leave no token at all or need ``counts``."""
         if not np.isfinite(logits).all():
             raise Internal("the model computed a logit that is not finite")
         scores: _F32 | _F64 = logits
@@ -134,8 +132,7 @@ def token_logprob(logits: _F32, token: int, top: int) -> TokenLogprob:
 def logprob_rows(logits: _F32, tokens: npt.NDArray[np.uint32], top: int) -> LogprobRows:
     """Returns those of each token by its row, for ``logits`` ``(n, vocab_size)`` and ``tokens`` ``(n,)``.
 
-    Raises :class:`Internal` if a logit is not finite.
-    """
+    Raises :class:`Internal` if a logit is not finite."""
     if not np.isfinite(logits).all():
         raise Internal("the model computed a logit that is not finite")
     count, top = len(tokens), min(top, logits.shape[1])

@@ -4,8 +4,7 @@ Segment ``s`` holds the positions ``[s * SEGMENT_TOKENS, (s + 1) * SEGMENT_TOKEN
 of the segments before its own, and of its own as many keys as :func:`last_length` says. This is a function of ``p``
 alone, and so are the shapes of all its products. Each segment gives the highest score, the sum of ``exp(score -
 highest)`` and the output weighted by the same; how these become one softmax depends on the number of segments only. So
-a query's bits do not depend on the queries for which a segment was read.
-"""
+a query's bits do not depend on the queries for which a segment was read."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ SEGMENT_TOKENS = 256
 """The keys of a segment, a multiple of :data:`LENGTH_STEP`. All processes that exchange KV need the same number.
 
 A query's bits depend on it. Longer segments need fewer NumPy calls; shorter ones stay in the second-level cache beside
-their scores and are shared more often.
-"""
+their scores and are shared more often."""
 
 LENGTH_STEP = 64
 """A query's last segment is padded to a multiple of this; a prompt's queries go in panels of as many positions."""
@@ -49,8 +47,7 @@ def exp_of_softmax(scores: _F32) -> tuple[_F32, _F32]:
     """Computes ``exp(scores - their highest)`` in place over ``(..., length, lanes)``.
 
     Returns the highest scores and the sums over the keys, ``(..., 1, lanes)`` each. It takes ``_ABREAST`` keys side by
-    side: inner loops are long, and the order of sums is still fixed.
-    """
+    side: inner loops are long, and the order of sums is still fixed."""
     *outer, length, lanes = scores.shape
     wide = scores.reshape(-1, length // _ABREAST, _ABREAST * lanes)
     highest = _reduce_keys(np.maximum, wide, lanes)
@@ -64,8 +61,7 @@ def _reduce_keys(operation: np.ufunc, wide: _F32, lanes: int) -> _F32:
     """Reduces ``(n, length / 32, 32 * lanes)`` over all keys to ``(n, 1, lanes)``.
 
     First it reduces over the multiples of 32, then 4 by 4, then the rest. Each step runs over an outer axis, which
-    NumPy takes one by one in order: the order of the sums depends on the length only.
-    """
+    NumPy takes one by one in order: the order of the sums depends on the length only."""
     folded = operation.reduce(wide, axis=1)
     folded = operation.reduce(folded.reshape(-1, 8, 4 * lanes), axis=1)
     result: _F32 = operation.reduce(folded.reshape(-1, 4, lanes), axis=1, keepdims=True)
@@ -77,8 +73,7 @@ def merge(parts: _F32) -> _F32:
 
     ``parts`` is ``(segments, ..., head_dim + 2, lanes)``, contiguous: each segment's output, below it the sum that
     divides it, and the highest score. The segments are added one after the other, in order: their axis is not the
-    innermost.
-    """
+    innermost."""
     segments, *shape = parts.shape
     total = parts[0]
     if segments > 1:

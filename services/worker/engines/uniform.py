@@ -27,8 +27,7 @@ def uniform(seed: int, index: int) -> float:
     """Returns a number in ``[0, 1)`` with 53 random bits: SplitMix64's finaliser over seed, then seed and index.
 
     Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014). Neighbouring seeds are mixed
-    before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide.
-    """
+    before the index is added, so ``(seed, index + 1)`` and ``(seed + golden, index)`` do not collide."""
     mixed = _mixed(seed)
     if compiled() and 0 <= index < _NATIVE_MAX:
         return _native(mixed, index)

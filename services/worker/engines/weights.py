@@ -2,8 +2,7 @@
 
 They come from a Hugging Face checkpoint folder (one or several safetensors files; float32, float16, bfloat16), or from
 the built-in model's seed. A checkpoint is checked before it is used: a missing tensor, a wrong shape or type, or a
-truncated file is an :class:`InvalidArgument` that names the tensor.
-"""
+truncated file is an :class:`InvalidArgument` that names the tensor."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 class LayerWeights:
     """The weights of a layer, as C-contiguous matrices ``(outputs, inputs)``; ``qkv``'s outputs are Q, K, then V heads.
 
-    Biases and head norms are None where the architecture has none.
-    """
+    Biases and head norms are None where the architecture has none."""
 
     input_norm: _F32
     qkv: _F32
@@ -64,8 +62,7 @@ def builtin_weights(config: ModelConfig, seed: int = BUILTIN_SEED) -> ModelWeigh
     """Returns random weights, bit for bit the same everywhere: Philox's raw stream scaled to uniform numbers.
 
     The output head is scaled so that greedy decoding wanders instead of repeating one token. Keys attend sharply enough
-    that the text depends on all of the prompt. Raises ``ValueError`` for architectures with biases or head norms.
-    """
+    that the text depends on all of the prompt. Raises ``ValueError`` for architectures with biases or head norms."""
     if config.qkv_bias or config.qk_norm:
         raise ValueError("the built-in weights are plain Llama")
     source = _UniformSource(seed)
@@ -99,8 +96,7 @@ class _UniformSource:
     """A source of uniform numbers with a given standard deviation.
 
     It uses ``random_raw``, which is Philox itself: unlike NumPy's distributions, its stream is fixed by the algorithm
-    and not by the NumPy version.
-    """
+    and not by the NumPy version."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(key=seed)

@@ -1,8 +1,7 @@
 """The engine loop: decide, act, fold. The engine computes in its own thread, all else happens on the event loop.
 
 The loop sleeps when there is nothing to do: code that adds work calls :meth:`EngineLoop.wake`. All work that becomes
-known in one turn of the event loop enters the same step.
-"""
+known in one turn of the event loop enters the same step."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ Observer = Callable[[EngineStep, StepOutcome, int], None]
 class EngineLoop:
     """The loop of one engine: ``start`` it on a running event loop; ``close`` waits for the step in flight.
 
-    A step that takes longer than ``step_timeout_s`` seconds *hangs* until it ends after all.
-    """
+    A step that takes longer than ``step_timeout_s`` seconds *hangs* until it ends after all."""
 
     def __init__(
         self,
@@ -83,8 +81,7 @@ class EngineLoop:
         """Ends the steps, and waits for the present one unless it hangs. This is for the end of the process.
 
         A step that hangs is given up, and those that wait for its end go on, though the engine may still touch the
-        pool.
-        """
+        pool."""
         self._closed = True
         if self._stepping and not self.hangs:
             with suppress(TimeoutError):

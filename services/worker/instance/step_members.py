@@ -1,8 +1,7 @@
 """The members of engine steps: the prompts and requests behind the numbers in the scheduler's plans.
 
 ``decide`` turns a plan into the engine's input; ``fold`` gives each member its result. Members may be removed between
-the two: their results are dropped.
-"""
+the two: their results are dropped."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class PrefillMember:
     """The callback ``(start, end, token, seconds)``; the token comes with the last chunk.
 
     The seconds are the prompt's share of the step's whole time, which is divided among its prompts only. So they
-    include the batch's part: beside a batch a prompt takes longer, and others wait for as long.
-    """
+    include the batch's part: beside a batch a prompt takes longer, and others wait for as long."""
     failed: Callable[[Exception], None]
     hooks: ChunkHooks | None = None
     counts: TokenCounts | None = None
@@ -140,8 +138,7 @@ class StepMembers:
         self.formed = Formed()
         """The batch of the last step; where steps decode all running requests, all that are admitted for it.
 
-        It is replaced, never changed: the metrics' thread reads it.
-        """
+        It is replaced, never changed: the metrics' thread reads it."""
 
     @property
     def running(self) -> int:

@@ -20,8 +20,7 @@ class Watchdog:
     """A thread that calls ``hangs(step)`` when ``step()`` has been the same for ``limit_s`` seconds, once a step.
 
     ``step`` returns the number of the present computation, or None. Time is counted in looks: while the whole process
-    was frozen there were none, so that time does not count.
-    """
+    was frozen there were none, so that time does not count."""
 
     def __init__(self, step: Callable[[], int | None], limit_s: float, hangs: Callable[[int], None]) -> None:
         self._step = step

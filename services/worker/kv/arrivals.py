@@ -2,8 +2,7 @@
 
 The block reader asks for whole blocks and gets them. Between it and the transfer engine the read is cut into one batch
 per layer, each of which can be waited for. The layers count only when the reader says so at the end: it knows whether
-the lease covered all of the read.
-"""
+the lease covered all of the read."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class LayerLost(Unavailable):
 class LayerArrivals:
     """The :class:`pinyon.store.reader.Mover` of one read. The engine's thread calls ``wait``, the loop all else.
 
-    The first batch is cut into layers unless it is too large; later requests of the reader come whole.
-    """
+    The first batch is cut into layers unless it is too large; later requests of the reader come whole."""
 
     def __init__(self, transfer: TransferEngine, layout: KvLayout) -> None:
         self._transfer = transfer

@@ -1,8 +1,7 @@
 """The worker's KV blocks.
 
 :class:`pinyon.paging.Reservations` and :class:`pinyon.decisions.Admission`, with futures for waiting requests and a
-timer for leases.
-"""
+timer for leases."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from services.worker.kv.swaps import Swapping, Swaps
 class KvCache:
     """The KV blocks, owned by the event loop's thread.
 
-    Peers read leased blocks by ``keys`` of the transfer engine; ``swaps`` is for a second tier, if any.
-    """
+    Peers read leased blocks by ``keys`` of the transfer engine; ``swaps`` is for a second tier, if any."""
 
     def __init__(
         self,
@@ -63,8 +61,7 @@ class KvCache:
         self.on_admitted: Callable[[float, float], None] = lambda seconds, passed_over_s: None
         """The callback for an admitted request: the seconds that it waited for its blocks.
 
-        The second argument is how many of these seconds requests that came later were served before it.
-        """
+        The second argument is how many of these seconds requests that came later were served before it."""
 
     # -- figures
 
@@ -87,8 +84,7 @@ class KvCache:
 
         The future is done at once if there is room and no request waits. For a request that gave way (not ``at_once``)
         it is not done before :meth:`settle`. A request that gets blocks calls :meth:`end` once; one that stops waiting
-        :meth:`withdraw`.
-        """
+        :meth:`withdraw`."""
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self.admission.enqueue(request)
         self._waiting[request.number] = (future, self.clock())
@@ -178,8 +174,7 @@ class KvCache:
         """Publishes the complete blocks of a table from ``first`` on, one per key, see :meth:`Reservations.publish`.
 
         Where others hold the same content, their blocks take the places in the table. Returns the duplicates, to be
-        released when nothing reads them any more. Must not be called while a step has the table.
-        """
+        released when nothing reads them any more. Must not be called while a step has the table."""
         blocks = table[first : first + len(keys)]
         if self.on_published is not None:
             self.on_published(blocks)
@@ -237,8 +232,7 @@ class KvCache:
     ) -> tuple[int, list[tuple[int, int]], RegionDescriptor | None]:
         """Returns the lease and its blocks, see :meth:`Reservations.lease`, and the key to read them with, if any.
 
-        They must not be read before they are :meth:`settled`.
-        """
+        They must not be read before they are :meth:`settled`."""
         lease_id, held = self._reservations.lease(keys, duration_s, self.clock(), allow_gaps, use)
         self._swap()
         if not lease_id:

@@ -2,8 +2,7 @@
 
 KV that does not come is computed: a source that is gone, has evicted a block or is slow costs at most the time limit. A
 source that failed is not asked for a while, and the conductor is told not to plan it. After that while, one prompt asks
-it for one block, with little time, before it is trusted with more.
-"""
+it for one block, with little time, before it is trusted with more."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class Fetched:
     """The leading blocks that arrived, by source, and the time until computing could begin.
 
     Speeds are learned from ``bytes``, which is 0 when something did not come. With ``layered``, the last blocks counted
-    here are still arriving: all of that span's are on their way.
-    """
+    here are still arriving: all of that span's are on their way."""
 
     start_s: float = 0.0
     peer_blocks: int = 0
@@ -131,8 +129,7 @@ class Fetcher:
     """The reader into this worker's pool.
 
     If given, ``layers`` moves a prompt's last span layer by layer, and ``store`` is asked for KV that nobody has
-    planned.
-    """
+    planned."""
 
     def __init__(
         self,
@@ -167,8 +164,7 @@ class Fetcher:
         The order's spans name the sources; if none are planned, the store is asked. The conductor knows only a sample
         of the blocks (:mod:`pinyon.core.key_sample`), so it is not sure where the source of the next span takes over.
         So the source of a span is asked for the first blocks of the next one, too. Raises only the error of
-        ``wanted.abort``; nothing is under way then.
-        """
+        ``wanted.abort``; nothing is under way then."""
         order, keys = wanted.order, wanted.keys
         failures, fetched = self.failures, Fetched(self._clock())
         spans = order.fetches

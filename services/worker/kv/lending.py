@@ -32,10 +32,7 @@ class CachedBlockServicer:
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
             lease_id, held, opened = self._cache.lease(
-                keys,
-                lease_s,
-                allow_gaps=request.allow_gaps,
-                use=Use.of(request_class, request.first_block),
+                keys, lease_s, allow_gaps=request.allow_gaps, use=Use.of(request_class, request.first_block)
             )
             span.set("blocks", len(held))
             try:

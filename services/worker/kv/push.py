@@ -1,8 +1,7 @@
 """The stream of a prompt's KV into the decode instance's memory, while it is computed (Mooncake §3.1 step 3).
 
 When a layer of a chunk is in the pool, the engine's thread submits its WRITEs; the event loop awaits them after the
-last chunk. Submitting never blocks and never raises into the engine: a failure is kept for :meth:`Push.finish`.
-"""
+last chunk. Submitting never blocks and never raises into the engine: a failure is kept for :meth:`Push.finish`."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ class Push:
         """Stops sending and waits until no WRITE is under way; after ``grace_s`` seconds the rest is aborted.
 
         Returns whether the target answered each WRITE: if not, bytes may still lie in a socket buffer. WRITEs that the
-        engine's thread submits later, in a step that goes on, are dropped.
-        """
+        engine's thread submits later, in a step that goes on, are dropped."""
         with self._submitting:
             self._stopped = True
         results = await self._group.wait_async(grace_s)

@@ -6,8 +6,7 @@ wants their room or the store takes nothing. Dropped blocks are counted: the sto
 
 The store is asked at every put for what it holds, and the answer is not remembered, as it forgets, too. This module
 remembers which blocks of the pool were not offered since the store last lost a node, or never. When they are reused,
-they are offered again, so that lost blocks come back without being recomputed.
-"""
+they are offered again, so that lost blocks come back without being recomputed."""
 
 from __future__ import annotations
 
@@ -79,12 +78,7 @@ class Storage:
     """The writer: ``offer`` blocks; ``start`` and ``close`` on the event loop. Without a store it does nothing."""
 
     def __init__(
-        self,
-        cache: KvCache,
-        region: Region,
-        store: StoreClient | None,
-        limits: WorkerLimits,
-        clock: Clock,
+        self, cache: KvCache, region: Region, store: StoreClient | None, limits: WorkerLimits, clock: Clock
     ) -> None:
         self._cache = cache
         self._region = region
@@ -129,11 +123,7 @@ class Storage:
             self.drops[Drop.STORE if self._paused else Drop.QUEUE] += dropped
 
     def reused(
-        self,
-        keys: Sequence[BlockKey],
-        table: Sequence[int],
-        runs: Runs,
-        request_class: RequestClass = UNKNOWN_CLASS,
+        self, keys: Sequence[BlockKey], table: Sequence[int], runs: Runs, request_class: RequestClass = UNKNOWN_CLASS
     ) -> None:
         """Offers blocks, the first of ``table``, that were in the pool already, as the store may lack them."""
         if self._store is None or self._task is None:

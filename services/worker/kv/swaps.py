@@ -7,8 +7,7 @@ fetched KV; all others wait for the whole block. The books bound the waits, and 
 up.
 
 If a copy fails, the contents of both tiers are unknown: all waits fail at once, nothing is copied after that, and
-``on_broken`` is to end the process.
-"""
+``on_broken`` is to end the process."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ class Swapping:
 class Swaps:
     """The copier: ``start``, ``submit`` and ``close`` it on the event loop.
 
-    There ``over`` gets the number of copies out of blocks that have ended.
-    """
+    There ``over`` gets the number of copies out of blocks that have ended."""
 
     def __init__(self, pool: npt.NDArray[np.float32], slots: int, over: Callable[[int], None]) -> None:
         try:

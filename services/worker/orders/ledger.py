@@ -19,8 +19,7 @@ KEPT = 4096
 class Ledger:
     """The events since the last report; ``observe`` is called with the report of every computed prompt at once.
 
-    ``on_end`` is called whenever a part of a request ended: until then the conductor counts its predicted load.
-    """
+    ``on_end`` is called whenever a part of a request ended: until then the conductor counts its predicted load."""
 
     def __init__(self, observe: Callable[[PrefillReport], None]) -> None:
         self._observe = observe

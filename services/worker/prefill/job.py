@@ -2,8 +2,7 @@
 
 The job's owner gets ``done`` exactly once. From then on the job touches no memory of its owner (blocks of this
 instance) and sends nothing more to the target. What was sent may still arrive there until the target revokes its key.
-The job's own blocks are released at the end of ``run``, which waits for a step that may still touch them.
-"""
+The job's own blocks are released at the end of ``run``, which waits for a step that may still touch them."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _log = get_logger("prefill")
 class PrefillJob:
     """A prompt either for a ``target``, a decode instance elsewhere, or in ``owned`` blocks of a request here.
 
-    When the job told the queue something that may let other prompts start, it calls ``wake``.
-    """
+    When the job told the queue something that may let other prompts start, it calls ``wake``."""
 
     def __init__(
         self,
@@ -263,8 +261,7 @@ class PrefillJob:
         """Returns the first token; the KV of the first ``reservation.held`` blocks is reused.
 
         Raises :class:`LayerLost` if reused KV that was under way did not come. The engine runs nothing for this job
-        then.
-        """
+        then."""
         order, layered = self.order, self._layered
         cache = self._parts.cache
         complete = cache.ready(reservation.table[: reservation.held - (0 if layered is None else layered.blocks)])

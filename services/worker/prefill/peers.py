@@ -2,8 +2,7 @@
 
 The peer writes into our pool by a key that opens the target blocks of one prefill. When the prefill's result has come,
 or the session has ended, the key is revoked, so that no late write can land: the prefill is *settled*. Only then does
-its owner get the result, and only then may other requests read or use the blocks.
-"""
+its owner get the result, and only then may other requests read or use the blocks."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class PrefillPeers:
         """Asks for a prompt; sets the stream id and the target region of ``start``.
 
         Raises :class:`ResourceExhausted` for too many sessions with prompts, unsent requests or open keys, and
-        :class:`Unavailable` if nobody was there a moment ago.
-        """
+        :class:`Unavailable` if nobody was there a moment ago."""
         session = self._sessions.get(address)
         if session is not None and session.stream.ending:
             self.forget(session)
@@ -133,8 +131,7 @@ class PrefillPeers:
     async def settle(self, remote: RemotePrefill) -> None:
         """Waits until the target's memory is ours alone, and cancels the prefill if it runs. Bounded.
 
-        Raises :class:`TransferError` if that could not be achieved: the memory must not be used again.
-        """
+        Raises :class:`TransferError` if that could not be achieved: the memory must not be used again."""
         if not remote.settled.done():
             if not remote.result.done():
                 remote.session.cancel(remote.stream_id)
@@ -287,8 +284,7 @@ class _PeerSession:
     def _named(self, error: PinyonError) -> PinyonError:
         """Returns an error of the session or of a revocation for the request's owner, with the instance's name.
 
-        It has the field ``prefill_instance``, and is UNAVAILABLE unless the peer found fault with the hello.
-        """
+        It has the field ``prefill_instance``, and is UNAVAILABLE unless the peer found fault with the hello."""
         code = error.grpc_code if error.grpc_code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT") else "UNAVAILABLE"
         return error_from_code(code, f"prefill instance {self.instance_id}: {error.message}", field="prefill_instance")
 

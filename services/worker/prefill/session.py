@@ -57,8 +57,7 @@ class PrefillSession:
         """Serves the stream until it ends.
 
         Raises :class:`InvalidArgument` or :class:`FailedPrecondition` if the hello is missing or does not fit, see
-        ``parse_hello``, and :class:`PermissionDenied` if the certificate is another instance's.
-        """
+        ``parse_hello``, and :class:`PermissionDenied` if the certificate is another instance's."""
         served = self._parts.served
         if not served.role.prefills:
             raise FailedPrecondition(f"{served.instance_id} is a decode instance: it computes no prompts")

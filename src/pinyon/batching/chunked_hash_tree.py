@@ -11,8 +11,7 @@ its length less the node's level; counted from a covered node further up, it wou
 its best - level) over all covered nodes belongs to the request that misses least.
 
 An operation takes O(D · log W) for the D nodes on one request's path, and O(C) where hashes are added or go. D is at
-most the number of requests that branch off from the path or end on it.
-"""
+most the number of requests that branch off from the path or end on it."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ class _Entry:
 class ChunkedHashTree(Generic[R]):
     """Waiting and active requests by id. An unknown one raises ``KeyError``. Not thread-safe.
 
-    Memory is taken for the different hashes of the requests that are here, and for nothing else.
-    """
+    Memory is taken for the different hashes of the requests that are here, and for nothing else."""
 
     def __init__(self, chunk: int) -> None:
         """Takes the tokens of one level, ``chunk``. Raises ``ValueError`` if that is less than 1."""
@@ -217,8 +215,7 @@ class ChunkedHashTree(Generic[R]):
         """Returns prefixes that two active requests or more share, the largest group first; none is part of another.
 
         These are at most ``most``, by which most levels are read once instead of once for each request. O(nodes that
-        two active requests pass).
-        """
+        two active requests pass)."""
         order = [node for node in self._root.children.values() if node.active > 1]
         for node in order:  # grows meanwhile: parents before their children
             order.extend([child for child in node.children.values() if child.active > 1])
@@ -450,8 +447,7 @@ def chunk_hashes(tokens: Sequence[int] | npt.NDArray[np.generic], chunk: int) ->
     """Returns one hash for each ``chunk`` tokens, and one for what is left; each is of all tokens up to there.
 
     A chunk's hash has the one before as its seed: one call each (Algorithm 2's chain, without hashing chunks apart).
-    Raises ``ValueError`` for a token that is not a 32-bit number.
-    """
+    Raises ``ValueError`` for a token that is not a 32-bit number."""
     known = np.asarray(tokens)
     if known.dtype != np.uint32:
         if known.size and (known.dtype.kind not in "iu" or int(known.min()) < 0 or int(known.max()) >= 1 << 32):

@@ -45,8 +45,7 @@ class DecodedPrefixes:
     def shared(self) -> tuple[SharedPrefix, ...]:
         """Returns the prefixes by which most is read once, at most ``SHARED_PREFIXES_MAX``.
 
-        The object stays the same until requests come or go. O(keys of new requests), and O(nodes) if there are any.
-        """
+        The object stays the same until requests come or go. O(keys of new requests), and O(nodes) if there are any."""
         self._look()
         if self._shared is None:
             self._shared = tuple(

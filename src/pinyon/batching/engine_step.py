@@ -34,8 +34,7 @@ class PrefillChunk:
     ``wait_layer(layer)``: called once per layer before any block's KV of that layer is touched for these tokens. May
     block until reused KV has arrived, and what was there before has been copied away.
     ``on_layer(layer)``: called right after that layer's K and V of these tokens are in the pool.
-    A hook that raises aborts the step: the exception passes through, and no request of the step has advanced.
-    """
+    A hook that raises aborts the step: the exception passes through, and no request of the step has advanced."""
 
     tokens: npt.NDArray[np.uint32]
     start: int
@@ -54,8 +53,7 @@ class DecodeSlot:
     """One generated (or last prompt) ``token`` at ``position``; its KV is written there, then the next one is sampled.
 
     ``block_table`` covers ``[0, position]``. ``sample_index`` is the index of the token that is sampled now.
-    ``counts`` has all tokens before that one, ``token`` included, if ``sampling`` is penalised.
-    """
+    ``counts`` has all tokens before that one, ``token`` included, if ``sampling`` is penalised."""
 
     token: int
     position: int

@@ -15,8 +15,7 @@ PASSED_MAX_S = 10.0
 PATIENT_STAYS = 2.0
 """Mean stays before others give way, if that is longer than :data:`PATIENCE_S`.
 
-Where requests stay long, giving way every second would have all computed again and again, and none would end.
-"""
+Where requests stay long, giving way every second would have all computed again and again, and none would end."""
 PATIENCE_MAX_S = 60.0
 STAY_WEIGHT = 0.05
 """Weight of the last request in the mean stay."""
@@ -34,8 +33,7 @@ class Fcfs:
     request until others are to give way for it, or it has waited for its limit. A request that lacks only a slot holds
     up none that needs none.
 
-    Decoded requests may stand in another ``line`` than that in which they came.
-    """
+    Decoded requests may stand in another ``line`` than that in which they came."""
 
     def __init__(self, holdings: HeldBlocks, line: WaitingLine | None = None) -> None:
         self._holdings = holdings

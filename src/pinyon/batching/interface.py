@@ -43,8 +43,7 @@ class BatchingPolicy(Protocol):
     def admit(self, slots: int, room_blocks: int, now_s: float) -> list[int]:
         """Chooses waiting requests, at most ``slots`` of them decoded, whose missing blocks fit into ``room_blocks``.
 
-        They count as running from here on. Called again until it chooses none.
-        """
+        They count as running from here on. Called again until it chooses none."""
 
     def claimant(self) -> int | None:
         """Returns the request for which later ones should give way, as of the last ``admit``; None if for none."""

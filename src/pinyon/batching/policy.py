@@ -2,8 +2,7 @@
 
 The policy is told of every request that waits and of every one that leaves. So it can keep an index of its own
 (FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step. An admitted request gets its blocks
-at once: those that it reuses and, for the rest, empty ones.
-"""
+at once: those that it reuses and, for the rest, empty ones."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class BatchRequest:
     computes: bool = False
     """True if its ``reusable`` keys are computed here and published, where others have not done so.
 
-    Blocks that another such request has for them already are neither counted nor held twice.
-    """
+    Blocks that another such request has for them already are neither counted nor held twice."""
 
 
 class BlockNeed(NamedTuple):

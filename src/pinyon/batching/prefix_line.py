@@ -2,8 +2,7 @@
 
 The chunked hash tree says which request misses least of what the admitted ones have. That one takes the least room, and
 makes the batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more. None is passed over for longer than
-a limit: the paper's loop would let a popular prefix run forever.
-"""
+a limit: the paper's loop would let a popular prefix run forever."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class SharedPrefixSettings:
     """Options of :class:`BySharedPrefix`. ``chunk_blocks``: full blocks of a prompt that are one level of the tree.
 
     ``passed_over_s``: a request is next after waiting so long while later ones went first. That wait is at
-    most half of the time to the deadline of its first token (:func:`passed_over_max_s`).
-    """
+    most half of the time to the deadline of its first token (:func:`passed_over_max_s`)."""
 
     chunk_blocks: int = 4
     passed_over_s: float = 10.0
@@ -53,8 +51,7 @@ class FeatherSettings(SharedPrefixSettings):
         """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
 
         Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
-        anything. Rules that keep it from growing are of no use, and those that learn find that out.
-        """
+        anything. Rules that keep it from growing are of no use, and those that learn find that out."""
         if self.stop is StoppingRule.BANDIT:
             return Bandit()
         return Heuristic() if self.stop is StoppingRule.HEURISTIC and kernel != GROUPED else Always()
@@ -63,8 +60,7 @@ class FeatherSettings(SharedPrefixSettings):
 class BySharedPrefix(AgainFirst):
     """A :class:`pinyon.batching.interface.WaitingLine` by shared prefix, after those that gave way, as they came.
 
-    If the request whose turn it is has no room, no other is asked. The ``tree`` says which is next.
-    """
+    If the request whose turn it is has no room, no other is asked. The ``tree`` says which is next."""
 
     def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()

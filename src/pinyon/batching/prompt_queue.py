@@ -4,8 +4,7 @@ A prompt whose next block is being computed (or fetched) by another one waits fo
 computed twice. Prompts behind it that share nothing go first meanwhile. A prompt in progress *claims* what it will
 bring until that is published or the prompt ends.
 
-After any change, more prompts may be able to leave the queue: :meth:`PromptQueue.start` says which.
-"""
+After any change, more prompts may be able to leave the queue: :meth:`PromptQueue.start` says which."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class Prompt:
 class PromptQueue:
     """A queue of ``limit`` prompts; up to ``active`` are in progress, not counting those that wait for KV memory.
 
-    The ``order`` says which leaves first, and has no other user.
-    """
+    The ``order`` says which leaves first, and has no other user."""
 
     def __init__(self, prefixes: Prefixes, *, active: int, limit: int, order: ServiceOrder[int] | None = None) -> None:
         """Starts an empty queue. Without an ``order``: first come, first served."""
@@ -181,8 +179,7 @@ class PromptQueue:
     def _next(self, now_s: float) -> Iterator[int]:
         """Returns the prompts to look at. While others wait for KV memory, only those that brought theirs may start.
 
-        However many stand before these, they may be what the others wait for.
-        """
+        However many stand before these, they may be what the others wait for."""
         if self._roomless:
             return islice(self._owned, LOOK_AHEAD)
         return islice(self._order.turns(now_s), LOOK_AHEAD)
@@ -214,8 +211,7 @@ class PromptQueue:
         """Returns whether a prompt that has its blocks must wait until :meth:`start` names it again.
 
         While it waited for room, others may have begun with what it needs next, or something held may be gone.
-        Afterwards, it looks for what is held once more.
-        """
+        Afterwards, it looks for what is held once more."""
         prompt = self._active[number]
         held = self._prefixes.match_prefix(prompt.keys)
         self._claim(prompt, held)

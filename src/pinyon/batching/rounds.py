@@ -7,8 +7,7 @@ starves, and a decision lasts for a round, not for the hundreds of steps for whi
 measured: the round's decode throughput, which with the same requests is also the time between their tokens.
 
 Requests that share as much as the one in question enter the batch with it, by one decision: they cost the shared prefix
-nothing more. So a round has about as many decisions as there are prefixes, and one where none is shared.
-"""
+nothing more. So a round has about as many decisions as there are prefixes, and one where none is shared."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Formed(NamedTuple):
 class DecodeTime:
     """The time that decoding takes of a step: a step with prompts must not speak against requests added to it.
 
-    Where the engine does not say, the time of prompt tokens is known from steps that had nothing else.
-    """
+    Where the engine does not say, the time of prompt tokens is known from steps that had nothing else."""
 
     def __init__(self) -> None:
         self._prompt_token_s = 0.0
@@ -195,8 +193,7 @@ class PrefixRounds:
         """Returns the policy's answer, which is the same within a round for all that it sees as the same.
 
         So a trial covers all batches like that. A single one that stops among others that do not shows nothing of
-        its worth: it reads its prefix for itself then, and the others read theirs as before.
-        """
+        its worth: it reads its prefix for itself then, and the others read theirs as before."""
         seen = self.stopping.seen(state)
         adds = told.get(seen)
         if adds is None:

@@ -61,8 +61,7 @@ class FifoOrder(_Arrived[Waiting, None]):
 class AgeingSettings:
     """Options of :class:`ShortestInTime`.
 
-    Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most.
-    """
+    Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most."""
 
     age_s: float = 10.0
     patience_s: float = 60.0
@@ -74,8 +73,7 @@ class AgeingSettings:
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
     """The shortest prompt whose first token can still be in time; then the others in order of arrival.
 
-    Prompts that are late for long go before all of them. Each call looks at all prompts.
-    """
+    Prompts that are late for long go before all of them. Each call looks at all prompts."""
 
     name: ClassVar[str] = "shortest_in_time"
     short_first: ClassVar[bool] = True
@@ -109,8 +107,7 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
 class MostInTimeSettings(AgeingSettings):
     """Options of :class:`MostInTime`, as :class:`AgeingSettings`. Aged prompts get ``aged_share`` of others' time.
 
-    Where more comes than can be computed, all prompts are late for long in the end, and none would be in time.
-    """
+    Where more comes than can be computed, all prompts are late for long in the end, and none would be in time."""
 
     age_s: float = 20.0
     aged_share: float = 0.25
@@ -141,8 +138,7 @@ class MostInTime(Generic[Waiting]):
     Prompts that are late for long go before all, as often as their share allows. The next one goes, at the latest, when
     others have had ``1 / aged_share`` times what the aged ones had since their last turn. A turn counts as ``LEAST_S``
     at least. For another prompt of unknown length, a turn lasts until the next one. Of very many that could be in time,
-    the ``EXAMINED_MAX`` with the first deadlines are looked at.
-    """
+    the ``EXAMINED_MAX`` with the first deadlines are looked at."""
 
     name: ClassVar[str] = "most_in_time"
     short_first: ClassVar[bool] = True

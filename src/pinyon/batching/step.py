@@ -7,8 +7,7 @@ An order of service says anew in each step which prompt advances first. A short 
 long one that is being computed, which keeps its blocks.
 
 A decoded request's KV grows by a token in each step. So after ``fill`` and before ``decide``, the owner gives each
-request that ``growth`` names one more block (``grown``), or takes others out when there are none.
-"""
+request that ``growth`` names one more block (``grown``), or takes others out when there are none."""
 
 from __future__ import annotations
 
@@ -89,15 +88,10 @@ class StepScheduler:
     """A scheduler of one step at a time: ``decide``, then ``fold``. Prompts and decoded requests have separate numbers.
 
     ``order`` is of the prompts that are here, and this is its only user; None: first come, first served. ``rounds``
-    chooses the requests that a step decodes; None: all that run. ``kernel`` is the engine's, for other rounds.
-    """
+    chooses the requests that a step decodes; None: all that run. ``kernel`` is the engine's, for other rounds."""
 
     def __init__(
-        self,
-        limits: StepLimits,
-        order: ServiceOrder[int] | None = None,
-        rounds: Rounds | None = None,
-        kernel: str = "",
+        self, limits: StepLimits, order: ServiceOrder[int] | None = None, rounds: Rounds | None = None, kernel: str = ""
     ) -> None:
         self._limits = limits
         self._rounds = rounds
@@ -163,8 +157,7 @@ class StepScheduler:
     def path(self, table: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Returns the last block of each level of full ones, for a request with KV of ``tokens`` in these blocks.
 
-        Requests that share blocks are known by it. Empty where paths are not used.
-        """
+        Requests that share blocks are known by it. Empty where paths are not used."""
         step = self.level_blocks
         return tuple(table[step - 1 : tokens // self._limits.block_tokens : step]) if step else ()
 
@@ -214,8 +207,7 @@ class StepScheduler:
 
         The whole batch is decoded. Prompts have what is left of the limits: of tokens and, while any request runs, of
         the time between tokens. They have a block in any case, and a share of the time (:data:`PROMPT_SHARE` of what
-        decoding takes), so neither starves the other. In a round of several batches each has its part of the time.
-        """
+        decoding takes), so neither starves the other. In a round of several batches each has its part of the time."""
         if not self._running and not self._prompts:
             return None
         self._planned = self._rounds
@@ -268,8 +260,7 @@ class StepScheduler:
         members, and none has more than its :meth:`room`.
 
         Failed members are removed, and so are prompts that have reached their end. Decoded requests stay until
-        :meth:`remove_decode`.
-        """
+        :meth:`remove_decode`."""
         for number in failed_decodes:
             self.remove_decode(number)
         running = self._running
@@ -283,8 +274,7 @@ class StepScheduler:
     def switch(self, choice: str, tables: Mapping[int, tuple[Sequence[int], int]]) -> None:
         """Changes to the rounds of another batching policy. Raises ``ValueError`` for an unknown policy.
 
-        ``tables``: the blocks of each decoded request, and its tokens with KV. A step under way ends as it is.
-        """
+        ``tables``: the blocks of each decoded request, and its tokens with KV. A step under way ends as it is."""
         self._rounds = BATCHING_POLICIES.make(choice).rounds(self._kernel)
         self._paths = {}
         if self._rounds is None:
@@ -354,8 +344,7 @@ def plan_chunks(
     boundary where that leaves at least one token. So blocks become complete, and whole ranges to send, early.
 
     ``time``: what the chunks may take beside decoding. The first one has a block (``chunk_tokens``, if that is less) in
-    any case, so that prompts always advance; another one has none rather than a part of a block.
-    """
+    any case, so that prompts always advance; another one has none rather than a part of a block."""
     taken: list[int] = []
     for position, end in spans:
         take = min(end - position, chunk_tokens, budget_tokens)

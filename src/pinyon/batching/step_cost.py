@@ -2,8 +2,7 @@
 
 Decoded requests get their next tokens when the step is over, so a chunk's time is added to the time between tokens.
 Sarathi-Serve bounds that by a number of tokens, but attention makes a token cost more the deeper its chunk stands.
-Nothing is known of the engine beforehand.
-"""
+Nothing is known of the engine beforehand."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ UNUSUAL: Final = 4.0
 """Factor over the expected time that makes a step unusual, if chunks stood as deep before.
 
 Such a step counts if there was another one of late. A step that stood still for a second (memory, another process)
-would keep chunks small for a hundred steps.
-"""
+would keep chunks small for a hundred steps."""
 RARE: Final = 30
 """Steps with chunks between ignored ones, about as many as are remembered. More often, it is what chunks cost."""
 SEEN: Final = 2.0
@@ -38,8 +36,7 @@ class StepCost:
 
     Decoding takes the mean of the last steps that did nothing else, or whose engine told it. The rest of a step is its
     chunks': a time for each token, and more for each token before it. That is a straight line through what was seen,
-    where older steps weigh less.
-    """
+    where older steps weigh less."""
 
     def __init__(self) -> None:
         self.decode_s = 0.0

@@ -1,8 +1,7 @@
 """Rules for when a batch is better left as it is: one more request may cost it the shared prefix (FEATHER §4.3).
 
 A decision is rewarded by the decode throughput of the steps after it. Learning rules keep a table by state and action,
-and look around where they know little. They look around again when what they know stops being true.
-"""
+and look around where they know little. They look around again when what they know stops being true."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ MEMORY: Final = 100.0
 """Decisions in a state until what the bandit knows of both its actions has faded to 1/e.
 
 So what was tried long ago is tried again. Else a first reward from other times (a smaller batch of the same bin) could
-prevent that for good.
-"""
+prevent that for good."""
 DOUBT: Final = 1.0
 """Trials of an action that count for the bandit after a shift."""
 SCALE_WEIGHT: Final = 0.05

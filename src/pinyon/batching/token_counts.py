@@ -14,8 +14,7 @@ class TokenCounts:
     """The different tokens of a prompt and of what followed, each with the times it was generated.
 
     Arrays hold as many numbers as there are different tokens. One more token takes constant time, so a penalty costs no
-    more after 32,000 tokens than their different ones do. Not to be changed while a step has it.
-    """
+    more after 32,000 tokens than their different ones do. Not to be changed while a step has it."""
 
     __slots__ = ("_at", "_first", "_ids", "_made", "_size")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 SAMPLE_STEPS = 16
 """The least steps in one sample. Samples count alike, and a step with part of a prompt is as long as ten without.
 
-With a sample for the step of each report, or for each second, such steps would seem to be most of them.
-"""
+With a sample for the step of each report, or for each second, such steps would seem to be most of them."""
 
 
 class TokenTimes:
@@ -25,8 +24,7 @@ class TokenTimes:
         """Records ``steps`` steps in which ``requests`` got a token each, ``seconds`` after the step before.
 
         ``running`` requests (0: no others) have KV of ``kv_tokens``. Those that get their tokens in other steps of a
-        round delay each token in proportion to their number. In the mean that is the round's length, and all count.
-        """
+        round delay each token in proportion to their number. In the mean that is the round's length, and all count."""
         running = max(running, requests)
         tokens = requests * steps
         self._tokens += tokens
@@ -39,8 +37,7 @@ class TokenTimes:
         """Returns milliseconds between tokens, requests in the batch, and tokens whose KV it read.
 
         All are means of the same tokens, so that times fit the loads they were measured at. Zeros while there are fewer
-        steps than ``SAMPLE_STEPS``, unless nothing is decoded any more (``idle``).
-        """
+        steps than ``SAMPLE_STEPS``, unless nothing is decoded any more (``idle``)."""
         tokens = self._tokens
         if not tokens or (self._steps < SAMPLE_STEPS and not idle):
             return 0.0, 0.0, 0.0

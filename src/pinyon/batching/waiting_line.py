@@ -22,8 +22,7 @@ class RoomInTimeSettings(MostInTimeSettings):
     """Options of :class:`ByTurn`; see :class:`MostInTimeSettings`.
 
     Requests have their share after ``patience_s`` and ``age_s``, whatever their SLO: before a worker refuses them (its
-    ``room_timeout_s``, 20).
-    """
+    ``room_timeout_s``, 20)."""
 
     age_s: float = 10.0
     patience_s: float = 5.0
@@ -98,8 +97,7 @@ class AgainFirst(_Line):
     """A base class of lines where requests that gave way come first, in order of arrival, before the new ones.
 
     Only those that gave way claim the room of others. A request that waits for its turn may have come long before those
-    that had theirs, and would send away all that the line let in before it.
-    """
+    that had theirs, and would send away all that the line let in before it."""
 
     def __init__(self) -> None:
         self._again = ByNumber()
@@ -119,8 +117,7 @@ class ByTurn(AgainFirst):
     """Requests that gave way first, in order of arrival; then by ``order``, of which this is the only user.
 
     The line is asked at every release, and nearly always there is no room. So turns are asked for only while some
-    request could fit. They hold for ``KEPT_S``, or until a request comes to which it could make a difference.
-    """
+    request could fit. They hold for ``KEPT_S``, or until a request comes to which it could make a difference."""
 
     def __init__(self, order: ServiceOrder[int]) -> None:
         super().__init__()

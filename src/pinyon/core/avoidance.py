@@ -13,8 +13,7 @@ _FAIR_SHARE = 0.25
 class Avoidance:
     """A pause per peer that doubles with every failure and is forgotten at the first success or other good news.
 
-    A failure that comes more than the longest pause after the end of the last pause is unrelated to those before.
-    """
+    A failure that comes more than the longest pause after the end of the last pause is unrelated to those before."""
 
     def __init__(self, *, first_s: float = 0.5, max_s: float = 30.0, max_peers: int = 1024) -> None:
         self._first_s = first_s
@@ -67,8 +66,7 @@ def blames_peer(error: PinyonError, offered_s: float = math.inf, whole_s: float 
     """Returns whether the error speaks against the peer.
 
     A mistake of the caller does not, nor a report that the peer is busy. Lateness does not either if the call was
-    offered only a small remainder of the ``whole_s`` that there was.
-    """
+    offered only a small remainder of the ``whole_s`` that there was."""
     if error.grpc_code == "DEADLINE_EXCEEDED" and offered_s < whole_s * _FAIR_SHARE:
         return False
     return error.grpc_code not in _NOT_THE_PEER

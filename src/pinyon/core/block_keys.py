@@ -11,8 +11,7 @@ with a chance of 2^-41.
 With a cluster secret, the start is an HMAC under it. Without the secret it is impossible to tell from keys to which
 prompts they belong, or to make keys that match (docs/use/security.md says what that is worth).
 
-Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order.
-"""
+Keys travel packed: ``n`` keys are ``16 * n`` bytes, in block order."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def namespace(
 ) -> BlockKey:
     """Returns the chain's start for one (model, KV layout, tenant, salt).
 
-    Fields are length-prefixed, so no two namespaces collide. ``secret`` is the cluster's; empty if there is none.
-    """
+    Fields are length-prefixed, so no two namespaces collide. ``secret`` is the cluster's; empty if there is none."""
     parts = ("pinyon-v1", model_fingerprint, layout_id, tenant, *((cache_salt,) if cache_salt else ()))
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (part.encode("utf-8") for part in parts))
     digest = hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_128_digest(data)
@@ -63,8 +61,7 @@ def tokens_to_bytes(tokens: npt.ArrayLike) -> bytes:
 def chain_block_keys(parent: BlockKey, tokens_le32: bytes, block_tokens: int) -> list[BlockKey]:
     """Returns the keys of all full blocks of ``tokens_le32`` (u32 little-endian); a partial last block has no key.
 
-    ``parent`` is the namespace, or the key of the block before these tokens.
-    """
+    ``parent`` is the namespace, or the key of the block before these tokens."""
     if block_tokens <= 0:
         raise ValueError(f"block_tokens must be positive, got {block_tokens}")
     # In compiled code, each use of a module-level name is a dictionary lookup, and a non-native int is a new object.

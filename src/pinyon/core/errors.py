@@ -12,8 +12,7 @@
 - Unavailable (UNAVAILABLE, 503): a peer is gone or draining; safe to try elsewhere
 - Internal (INTERNAL, 500): a defect of ours
 
-Each class carries its wire codes, so the edges translate by attribute and never by ``isinstance`` chains.
-"""
+Each class carries its wire codes, so the edges translate by attribute and never by ``isinstance`` chains."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from typing import ClassVar
 class PinyonError(Exception):
     """The base of all errors that pinyon raises on purpose.
 
-    ``message`` is safe to show to the caller: it never contains another tenant's data or a stack trace.
-    """
+    ``message`` is safe to show to the caller: it never contains another tenant's data or a stack trace."""
 
     grpc_code: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500

@@ -20,8 +20,7 @@ MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 class HashRing:
     """A circle of 2^64 with several points per member. A key belongs to the member of the next point clockwise.
 
-    When a member joins or leaves, only the keys of its arcs change owner.
-    """
+    When a member joins or leaves, only the keys of its arcs change owner."""
 
     def __init__(self, members: Iterable[str], virtual_nodes: int, seed: int) -> None:
         """Builds the ring, which does not depend on the order of ``members``."""
@@ -85,8 +84,7 @@ class HashRing:
     def owner(self, key: bytes, other_than: str | None = None, among: Container[str] | None = None) -> str | None:
         """Returns the key's owner, or the next one clockwise other than ``other_than``; None if none.
 
-        With ``among``, only these count as members.
-        """
+        With ``among``, only these count as members."""
         digest, names = xxhash.xxh3_64_digest(key, self._seed), self._names
         points, numbers = self._bytes
         count = i64(len(points)) // 8
@@ -118,8 +116,7 @@ def lower_bound(points: bytes, wanted: i64) -> i64:
 def _points(names: list[str], count: int, seed: int) -> NDArray[np.uint64]:
     """Returns ``count`` points per name: the first outputs of SplitMix64 from the digest of the name.
 
-    Hashing each point would take a hundred times as long and would block all other work.
-    """
+    Hashing each point would take a hundred times as long and would block all other work."""
     digests = np.fromiter((xxhash.xxh3_64_intdigest(name.encode(), seed) for name in names), np.uint64, len(names))
     at = digests[:, None] + STEP * np.arange(1, count + 1, dtype=np.uint64)
     at = (at ^ (at >> np.uint64(30))) * MIX_1

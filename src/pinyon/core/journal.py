@@ -11,8 +11,7 @@ per call. A line has ``t`` seconds since the start, ``m`` module, ``c`` method, 
 
 - ``{"b": hex}`` bytes, ``{"p": [size, hex]}`` a list of bytes of one size (block keys)
 - ``{"t": list}`` a tuple, ``{"s": [...]}`` a set, ``{"k": [[key, value], ...]}`` a dict
-- ``{"v": [type, fields...]}`` a value of a named type
-"""
+- ``{"v": [type, fields...]}`` a value of a named type"""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ class Codec:
 class Journal:
     """A writer of a header and then every recorded call. ``write`` receives whole lines without their end.
 
-    ``ended`` says why writing has stopped, once it has; recorded modules then work as if there were no journal.
-    """
+    ``ended`` says why writing has stopped, once it has; recorded modules then work as if there were no journal."""
 
     ended = ""
 
@@ -119,8 +117,7 @@ class Journal:
     def record(self, name: str, module: Module, inputs: Sequence[str]) -> Module:
         """Returns a wrapper of ``module`` that records calls of the methods ``inputs``; all else passes unchanged.
 
-        Parts of the module call it directly: the consequences of an input are not inputs.
-        """
+        Parts of the module call it directly: the consequences of an input are not inputs."""
         for method in inputs:
             if not callable(getattr(module, method)):
                 raise TypeError(f"{name}.{method} is no method")
@@ -209,8 +206,7 @@ def replay(
     journals, changed nothing and no longer exist.
 
     A last line without an end (the process died while it wrote) is left out. Raises :class:`InvalidArgument`, with the
-    line's number, for malformed lines.
-    """
+    line's number, for malformed lines."""
     calls = different = 0
     differences: list[str] = []
     modules: Mapping[str, object] = {}

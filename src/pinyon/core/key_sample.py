@@ -2,8 +2,7 @@
 
 Keys are chained, so a holder of a block of a prefix nearly always has the blocks before it. A key tells its block's
 place (:mod:`pinyon.core.block_keys`): the sample of one in ``every`` has the keys of blocks ``every - 1``, ``2 * every
-- 1`` and so on. Samples nest: a sample is part of every denser one, so reporters and readers may use different ones.
-"""
+- 1`` and so on. Samples nest: a sample is part of every denser one, so reporters and readers may use different ones."""
 
 from __future__ import annotations
 

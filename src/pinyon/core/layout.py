@@ -1,8 +1,7 @@
 """The KV object's layout: one token block's payload, layer-major ``[layer][k|v][token][head][dim]``.
 
 One layer of one block is one contiguous range, so it can move alone while the next layer is still being computed
-(Mooncake §3.1 step 3). Offsets are bytes from the start of the object.
-"""
+(Mooncake §3.1 step 3). Offsets are bytes from the start of the object."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class KvLayout:
     def ranges(self, layer: int, first_token: int, end_token: int) -> list[tuple[int, int]]:
         """Returns ``(offset, length)`` byte ranges of tokens ``[first_token, end_token)`` of one block in one layer.
 
-        A whole block is one range, a part of it is two (its K and its V).
-        """
+        A whole block is one range, a part of it is two (its K and its V)."""
         if not (0 <= layer < self.layers and 0 <= first_token < end_token <= self.block_tokens):
             raise ValueError(f"no such range: layer {layer}, tokens [{first_token}, {end_token})")
         base = layer * self.layer_bytes

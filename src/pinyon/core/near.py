@@ -12,8 +12,7 @@ WORD_CHARS_MAX = 256
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns `` (did you mean 'nearest'?)`` for a message that names ``word``; empty if no known word is near.
 
-    Hyphens and underscores are equal, and so are small and capital letters.
-    """
+    Hyphens and underscores are equal, and so are small and capital letters."""
     if len(word) > WORD_CHARS_MAX:
         return ""
     spelled = {_plain(each): each for each in known}

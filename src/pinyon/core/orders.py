@@ -95,8 +95,7 @@ class PrefillOrder:
     def tells_prompt(self) -> bool:
         """True if the log-probabilities of the prompt's tokens are wanted, so that all of it must be computed.
 
-        False if tokens were generated before: the log-probabilities are sent with the first token.
-        """
+        False if tokens were generated before: the log-probabilities are sent with the first token."""
         return self.sampling.prompt_logprobs and not self.sample_index
 
 

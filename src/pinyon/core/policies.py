@@ -5,8 +5,7 @@ frozen dataclass that checks its bounds in ``__post_init__`` (raising ``ValueErr
 option is a number, a boolean, a word of a ``StrEnum``, or of a class with ``of_text``, which raises ``ValueError``.
 
 ``NAME`` can be ``MODULE:CLASS``, a policy of one's own (:func:`named_class`): its constructor takes nothing,
-or its settings, and is annotated with their class.
-"""
+or its settings, and is annotated with their class."""
 
 from __future__ import annotations
 

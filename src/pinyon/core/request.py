@@ -77,8 +77,7 @@ class SamplingParams:
     is added to the scores of tokens by id.
 
     Before ``min_tokens`` no EOS, stop token or stop string ends the generation. The number ``logprobs`` says how many
-    likeliest tokens' log-probabilities are returned beside each token's own; -1 returns none at all.
-    """
+    likeliest tokens' log-probabilities are returned beside each token's own; -1 returns none at all."""
 
     max_tokens: int = field(default=16, metadata=_sampled(Whole(1)))
     temperature: float = field(default=0.0, metadata=_sampled(Number(0.0, 2.0)))
@@ -178,8 +177,7 @@ def check_kind(text: str, field: str) -> str:
 def check_label(text: str, field: str, limit: int = LABEL_CHARS_MAX) -> str:
     """Returns a name that only its client understands; may be empty.
 
-    Control characters and invalid Unicode (lone surrogates) are refused, since they break logs.
-    """
+    Control characters and invalid Unicode (lone surrogates) are refused, since they break logs."""
     if len(text) > limit or _UNFIT.search(text):
         raise InvalidArgument(f"{field} must be at most {limit} characters, and no control characters", field=field)
     return text
@@ -212,8 +210,7 @@ def check_geographies(names: tuple[str, ...], field: str) -> tuple[str, ...]:
 class RequestClass:
     """The type of a request and its owner, set where it arrives and equal on every hop; treated as immutable.
 
-    Raises :class:`InvalidArgument` naming the attribute: all values here come from outside and appear in logs.
-    """
+    Raises :class:`InvalidArgument` naming the attribute: all values here come from outside and appear in logs."""
 
     kind: str = ""
     """The type, such as ``chat``, ``completion``, ``file``, ``search``; empty if unknown."""
@@ -228,8 +225,7 @@ class RequestClass:
     arrived_unix_s: float = 0.0
     """The arrival time at the front door, by that host's clock in Unix seconds; 0 if unknown.
 
-    It is only carried and compared roughly, never waited by: every process queues by its own monotonic clock.
-    """
+    It is only carried and compared roughly, never waited by: every process queues by its own monotonic clock."""
     tenant: str = ""
     """The tenant that pays and that shares KV with no other; empty for the public tenant."""
     geographies: tuple[str, ...] = ()

@@ -54,8 +54,7 @@ NAME_CHARS_MAX = 128
 def parse_more_models(text: str) -> dict[str, str]:
     """Returns folders by name from the setting of further models besides the first one: ``[NAME=]FOLDER`` with commas.
 
-    A folder without a name gives its own name; a path cannot contain a comma. Raises :class:`InvalidArgument`.
-    """
+    A folder without a name gives its own name; a path cannot contain a comma. Raises :class:`InvalidArgument`."""
     found: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, folder = part.partition("=")

@@ -4,8 +4,7 @@ All hashes use a salt that only this trace has: they cannot be compared with blo
 guess. The writer of the file turns the hashes into numbers (``pinyon_lab.traces.recording``).
 
 The paper hashes by SipHash. Here blocks have the chained XXH3 of block keys, which starts from an HMAC under the salt.
-Its numbers are never published, so they only must not collide, for which 128 bits are enough.
-"""
+Its numbers are never published, so they only must not collide, for which 128 bits are enough."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Running requests are not kept waiting by those that wait: what they hold grows (:func:`pinyon.decisions.make_room`), and
 some blocks are left to them when others are admitted.
 
-Whatever gives blocks back may make room for a request: :meth:`Admission.admit` says for which.
-"""
+Whatever gives blocks back may make room for a request: :meth:`Admission.admit` says for which."""
 
 from __future__ import annotations
 
@@ -171,11 +170,7 @@ class Admission:
         self._foreign -= not request.decodes
         used = self._pool.used
         reservation = self._reservations.reserve(
-            request.block_keys[: request.reusable],
-            request.blocks,
-            now_s,
-            request.traits,
-            computes=request.computes,
+            request.block_keys[: request.reusable], request.blocks, now_s, request.traits, computes=request.computes
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")

@@ -11,8 +11,7 @@ and cannot admit more requests, as constrained by GPU memory." So a request wait
 
 A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do those
 that may not leave the queue of prompts for that reason. A request that merely waits until the engine has computed
-others' prompts does not.
-"""
+others' prompts does not."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class BatchRoom:
         ``room`` is 0 while anybody waits. Else it is as many as the batch has places for, and the free and cached
         blocks have room for, at most ``max_batch``. Requests that are here and have not asked for theirs are
         subtracted. A further request is taken to need as many blocks as those admitted last did beside what others had
-        in use (:attr:`Admission.next_blocks`). If there never was one, it is a place's share of the pool.
-        """
+        in use (:attr:`Admission.next_blocks`). If there never was one, it is a place's share of the pool."""
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts
         with_memory = max(0, owned - asking)

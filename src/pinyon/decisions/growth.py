@@ -1,8 +1,7 @@
 """Room for what is decoded: before each step, every running request has the block that its next token goes into.
 
 When there is no room, the requests that came last give way: their blocks are released, and they wait again. They also
-do so for a waiting request that came before them, if that is enough for it. The first request always gets on.
-"""
+do so for a waiting request that came before them, if that is enough for it. The first request always gets on."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def make_room(
     """Gives the running requests the blocks that they need; they are added to the lists that ``table_of`` returns.
 
     Returns the requests that gave way, in this order: they are out of the batch, and their tables are empty. What they
-    had computed stays cached as long as nobody needs the room. The caller has each of them wait for room again.
-    """
+    had computed stays cached as long as nobody needs the room. The caller has each of them wait for room again."""
     preempted: list[int] = []
 
     def preempt(number: int) -> None:

@@ -76,8 +76,7 @@ class Eviction:
     """The inputs from outside to the eviction of the pool: another policy, and what was learned elsewhere.
 
     Its calls change which blocks go, so they are inputs of the journal. A fit that a thread has made counts from the
-    call of :meth:`adopt` on, not from when it was ready: so a replay sees it at the same place.
-    """
+    call of :meth:`adopt` on, not from when it was ready: so a replay sees it at the same place."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool

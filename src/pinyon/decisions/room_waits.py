@@ -26,8 +26,7 @@ class RoomWaits:
 
     Room need not be given out in order of arrival, so the longest present wait says little about a newcomer's. The
     waits of requests that have got room tell of the lucky ones alone. So a waiting request is counted, too, as soon as
-    it waits longer than half of those do, whatever becomes of it. Until then it tells nothing.
-    """
+    it waits longer than half of those do, whatever becomes of it. Until then it tells nothing."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Wait] = {}

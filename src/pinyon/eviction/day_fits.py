@@ -2,8 +2,7 @@
 
 "KVCache cache in the wild" appendix A.1: the reuse probability of a category at one time of day is similar between
 workdays, so that yesterday's log predicts today's. Fits are by hour as in its Fig. 29, since day and night differ
-(Fig. 15).
-"""
+(Fig. 15)."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ class Evictor(Generic[Key]):
     Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
     the deepest first. To the policy they are pinned until then; to all others they may go.
 
-    The evictor remembers when it evicted each key, of as many keys as were held at the last eviction.
-    """
+    The evictor remembers when it evicted each key, of as many keys as were held at the last eviction."""
 
     def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once, spared_max: int = 0) -> None:
         """Takes the pool's policy, and as ``refit`` how a policy that learns has its work done."""
@@ -214,13 +213,7 @@ class Evictor(Generic[Key]):
         """Lets a policy that learns do so when it is due; may be called often."""
         self._learn(now_s)
 
-    def switch(
-        self,
-        policy: EvictionPolicy[Key],
-        pinned: Sequence[Key],
-        known_of: KnownOf[Key],
-        now_s: float,
-    ) -> None:
+    def switch(self, policy: EvictionPolicy[Key], pinned: Sequence[Key], known_of: KnownOf[Key], now_s: float) -> None:
         """Replaces the policy, see :func:`hand_over`. Raises ``ValueError`` if the new policy already holds keys."""
         if len(policy):
             raise ValueError("the eviction policy belongs to another pool")

@@ -11,8 +11,7 @@ uses per second of a block's room:
 - (probability of a use until then) / (expected time that the block is held, until then or until the use).
 
 With a falling hazard, the value is the hazard; where a use becomes likelier with time, it looks ahead. It is Gittins'
-index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density.
-"""
+index of a job that may be given up; Beckmann et al., "LHD", NSDI '18, call it hit density."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ blocks are read or written, *unpinned*, or *dropped* for another reason than evi
 It knows keys, never where their blocks are, so that it recognises a key that comes back. Clock values are arguments.
 
 Besides its order, a key has :class:`Traits`, those of the request that stored or used it last. Policies learn from them
-what becomes of a kind of request ("KVCache cache in the wild" §4.2).
-"""
+what becomes of a kind of request ("KVCache cache in the wild" §4.2)."""
 
 from __future__ import annotations
 
@@ -170,11 +169,7 @@ KnownOf = Callable[[Key], Known]
 
 
 def hand_over(
-    last: EvictionPolicy[Key],
-    new: EvictionPolicy[Key],
-    pinned: Sequence[Key],
-    known_of: KnownOf[Key],
-    now_s: float,
+    last: EvictionPolicy[Key], new: EvictionPolicy[Key], pinned: Sequence[Key], known_of: KnownOf[Key], now_s: float
 ) -> None:
     """Hands all keys of ``last`` over to ``new``; ``last`` is of no use afterwards.
 

@@ -6,8 +6,7 @@ LRU would have kept, until the pool holds what LRU would hold and whatever else 
 
 So a policy that is wrong about a workload, or about its change, costs little more than that debt each time that it is
 tried. After each failure, it is tried again twice as late. The debt may be as large as the policy's gain over LRU so
-far, within bounds: a policy that knows nothing yet has little to lose.
-"""
+far, within bounds: a policy that knows nothing yet has little to lose."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ A run is evicted from its end, and only after all runs that extend it: a prefix 
 extensions. Nothing is known of the future; if the workload shifts, old counts fade.
 
 Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better, it is followed for a while
-(:mod:`pinyon.eviction.lru_guard`).
-"""
+(:mod:`pinyon.eviction.lru_guard`)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Up to :data:`GROUPS` tenants have equal shares: nothing is taken from a tenant within its share while another holds more
 than its own (max-min). With more tenants, shares would be smaller than single conversations, and enforcing them would
-cost more than it is worth. Then no tenant may hold more than 1 / :data:`FLOOD` of the pool while another wants room.
-"""
+cost more than it is worth. Then no tenant may hold more than 1 / :data:`FLOOD` of the pool while another wants room."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ time that room is made, and O(log W) for each block that goes then, as all are j
 
 Where samples are too few, fits of the same hour of an earlier day may stand in (appendix A.1).
 
-The paper does not say what *life* is; hit ratios depend on it. Frequency is not used.
-"""
+The paper does not say what *life* is; hit ratios depend on it. Frequency is not used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The clusters that load balancers own, put together: several of a region that name one cluster share it.
 
-People add instances to clusters and remove them, beside what load balancers say of their own.
-"""
+People add instances to clusters and remove them, beside what load balancers say of their own."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Changes:
     def recover(self, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
         """Restores earlier changes, as far as nothing was said since and there is room for them.
 
-        ``replaces``: they are later than those recovered last, of which nothing is left.
-        """
+        ``replaces``: they are later than those recovered last, of which nothing is left."""
         for instance in self._recovered if replaces else ():
             self.added.pop(instance, None)
             self.removed.pop(instance, None)
@@ -90,8 +88,7 @@ def owners_of(members: Iterable[WatchedBalancer]) -> dict[ClusterName, list[Watc
 def cluster_of(key: ClusterName, owners: list[WatchedBalancer], changes: Changes, adopter: str) -> Cluster:
     """Returns the cluster as its serving owners describe it, or all owners where none serves.
 
-    The owner that registered last says of what kind it is.
-    """
+    The owner that registered last says of what kind it is."""
     asked = sorted([each for each in owners if each.serves] or owners, key=lambda each: each.registered)
     said = [cluster for member in asked for cluster in member.info.clusters if cluster.name == key[1]]
     conductor = said[-1].conductor

@@ -1,8 +1,7 @@
 """Positions of regions on Earth, and distances between regions, as round trips in milliseconds.
 
 The best source counts: what load balancers have measured (the median, both ways), else a table, else the positions. A
-measurement counts also when one of both is gone by now: that is when it is asked for.
-"""
+measurement counts also when one of both is gone by now: that is when it is asked for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The registry: regions, load balancers, their clusters, and which adopts those of a failed one (SkyWalker §4.2).
 
 Everything that happens is told to it with the time; ``sweep`` says what follows. Its :class:`Federation` has a version
-that grows with each change of it; load and heartbeats change nothing.
-"""
+that grows with each change of it; load and heartbeats change nothing."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class LbRegistry:
         """Begins a session and returns its number; an earlier session of the load balancer is void from now on.
 
         Raises :class:`FailedPrecondition` for a boot that a newer one has taken the name from, and
-        :class:`ResourceExhausted` when there are too many.
-        """
+        :class:`ResourceExhausted` when there are too many."""
         known = self._members.get(info.lb_id)
         if known is not None and info.boot_id in known.displaced:
             raise FailedPrecondition(f"a newer process is {info.lb_id}", field="registration.boot_id")
@@ -230,8 +228,7 @@ class LbRegistry:
         The source is its file or, where that is lost, what the load balancer ``by`` says that it was told. Its word on
         instances that people added or removed counts for its own clusters only. Of others it says who they are, who
         adopted what, and where conductors are, which prove that they are of the suite. It does not say where others'
-        upstream servers are, nor which processes may not register any more.
-        """
+        upstream servers are, nor which processes may not register any more."""
         owned = owned_before(known)
         adopted: set[str] = set()
         for cluster in known.clusters:

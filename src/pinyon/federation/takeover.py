@@ -2,8 +2,7 @@
 
 Each *cluster* is served by its owners while one of them serves; else by the closest load balancer that may, one alone.
 An adopter keeps a cluster until an owner has served for a while, or until it does not serve itself. A closer load
-balancer that comes back later changes nothing, and an owner that comes and goes moves nothing about.
-"""
+balancer that comes back later changes nothing, and an owner that comes and goes moves nothing about."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def assign(
 
     ``clusters``: each with the ids of its owners; ``adoptions``: the present adopters. ``sends(region, other)``:
     whether law lets requests of ``region`` be served by a load balancer of ``other``. Among equally close ones, the one
-    with the fewest adoptions adopts, then the first by id.
-    """
+    with the fewest adoptions adopts, then the first by id."""
     kept: dict[ClusterName, str] = {}
     orphans: list[tuple[ClusterName, tuple[str, ...]]] = []
     last: dict[ClusterName, str] = {}

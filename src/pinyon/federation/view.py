@@ -1,8 +1,7 @@
 """The federation as load balancers are told it: the same for all of them, whole, with a version.
 
 Of views with one *epoch*, the greater version is the newer one. Another epoch is another memory, of a controller that
-lost its file or of another controller; its versions say nothing about those of the first.
-"""
+lost its file or of another controller; its versions say nothing about those of the first."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ class Federation:
         So a lease that has run out ends an adoption only if an owner serves. The adopter finds out by itself: it has
         streams to the other load balancers. While it reaches no owner, it goes on. An owner that lives serves its own
         at any time. Two that serve one cluster share its load, as two load balancers of a region always do: that costs
-        balance, never correctness.
-        """
+        balance, never correctness."""
         adopted = self.adopted_by(lb_id)
         if silent_s < lease_s:
             return adopted

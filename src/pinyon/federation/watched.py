@@ -1,8 +1,7 @@
 """One load balancer in the controller's eyes: when it was heard, whether it answers, since when it serves.
 
 All times are by the controller's own clock, in seconds: clocks of hosts are never compared. The newer of two boots is
-the one that came later.
-"""
+the one that came later."""
 
 from __future__ import annotations
 

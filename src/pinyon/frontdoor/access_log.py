@@ -1,7 +1,6 @@
 """The access log: one line for each ended request of both front doors, with what was asked, by whom, and the result.
 
-It never contains keys, prompts, answers, or headers as they came. Its ids are ours, or the client's after a check.
-"""
+It never contains keys, prompts, answers, or headers as they came. Its ids are ours, or the client's after a check."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The HTTP front door: routes, keys, errors.
 
 It uses no framework, as a load balancer is judged by its CPU time per request. The server cancels the task when its
-client disconnects, so a request ends in whatever phase it is in (:mod:`pinyon.http.connection`).
-"""
+client disconnects, so a request ends in whatever phase it is in (:mod:`pinyon.http.connection`)."""
 
 from __future__ import annotations
 

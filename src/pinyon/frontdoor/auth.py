@@ -1,8 +1,7 @@
 """API keys: which clients may send requests, for which tenant, and with which defaults for their requests.
 
 Keys are stored as SHA-256 digests and looked up by digest, so the time of a lookup reveals nothing about how much of a
-guessed key is right.
-"""
+guessed key is right."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def load_api_keys(path: str, *, shared: bool = False) -> ApiKeys:
     """Returns the keys in a file; an empty path means that no key is required. Raises as :func:`read_api_keys` does.
 
     ``shared``: several processes let in the same clients. Raises :class:`InvalidArgument` then if a key has limits per
-    minute.
-    """
+    minute."""
     if not path:
         return ApiKeys()
     keys = read_api_keys(path)

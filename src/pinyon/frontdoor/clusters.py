@@ -1,8 +1,7 @@
 """The clusters that are served from here: the region's own, and those of regions without a live load balancer
 (SkyWalker §4.2).
 
-The regional controller says which. Requests in a cluster that is given back run to their end.
-"""
+The regional controller says which. Requests in a cluster that is given back run to their end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """CORS: the web pages that may send requests (https://fetch.spec.whatwg.org/#http-cors-protocol); none by default.
 
-Credentials are never allowed: API keys travel in a header that the page sets, not in cookies.
-"""
+Credentials are never allowed: API keys travel in a header that the page sets, not in cookies."""
 
 from __future__ import annotations
 

@@ -201,8 +201,7 @@ def classify(
     """Returns the request's class; labels override the call's fields, which override the key's.
 
     The tenant is the key's alone. If the key names geographies, the client may only choose among them. Raises
-    :class:`InvalidArgument`.
-    """
+    :class:`InvalidArgument`."""
     geographies = allowed_geographies(labels, client, geographies_field)
     priority = labels.priority if labels.priority is not None else call.priority
     conversation = call.prompt_field == "messages"

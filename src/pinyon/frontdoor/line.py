@@ -59,8 +59,7 @@ class Place:
         """Gives the slot back after the target refused the request, and waits for one at its old place in the line,
         with its present ``demand``. The event loop turns at least once.
 
-        Raises as :meth:`enter`, and :class:`ValueError` if it has no slot.
-        """
+        Raises as :meth:`enter`, and :class:`ValueError` if it has no slot."""
         if not self.has_slot:
             raise ValueError("it has no slot")
         self.release()
@@ -142,8 +141,7 @@ class Line:
 
     Whenever there may be room for more, :meth:`availability_changed` or :meth:`look` must be called; otherwise only
     requests that come or leave find it. The ``queue`` is a :class:`pinyon.routing.queue.RequestQueue`, or an object
-    that writes its calls into a journal, which compiled code would refuse under that type.
-    """
+    that writes its calls into a journal, which compiled code would refuse under that type."""
 
     def __init__(
         self,

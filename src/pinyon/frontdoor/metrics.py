@@ -1,7 +1,6 @@
 """The load balancer's Prometheus metrics.
 
-The gauges read the state when they are scraped, so they are exact.
-"""
+The gauges read the state when they are scraped, so they are exact."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ class OffLoop:
     async def run(self, name: str, work: Callable[..., Result], *arguments: object) -> Result:
         """Runs ``work`` in a thread and returns its result, counted against the client ``name`` (empty: against none).
 
-        Raises :class:`Unavailable` when too much waits, of this client or of all, and what ``work`` raises.
-        """
+        Raises :class:`Unavailable` when too much waits, of this client or of all, and what ``work`` raises."""
         if not self._places.take(1, name):
             raise Unavailable(f"Too many {self._what} are being read.", retry_after_s=1.0)
         future = self._threads.submit(work, *arguments)

@@ -2,8 +2,7 @@
 
 The loop is the same for all targets. A :class:`TargetKind` represents them: pinyon's instances with a conductor, or
 OpenAI servers, and other regions that have the same. Between regions and clusters,
-:class:`pinyon.frontdoor.served_models.ServedModels` chooses (SkyWalker §3.1).
-"""
+:class:`pinyon.frontdoor.served_models.ServedModels` chooses (SkyWalker §3.1)."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ class RequestLoop(Generic[F]):
 
         Without a ``ticket``, its turn has come: its slot is held for it.
 
-        However it ends, even if cancelled, its ticket is left and nothing of the request remains on any hop.
-        """
+        However it ends, even if cancelled, its ticket is left and nothing of the request remains on any hop."""
         outcome = "cancelled"
         with self._telemetry.span("lb.request", flight.traceparent, request_id=flight.name) as span:
             flight.traced(span)

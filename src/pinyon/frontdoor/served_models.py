@@ -1,7 +1,6 @@
 """The models that are served, here or in other regions: where their requests may go, and which targets have room.
 
-Sessions and watches report what they hear of servers and other load balancers. Values in, choices out.
-"""
+Sessions and watches report what they hear of servers and other load balancers. Values in, choices out."""
 
 from __future__ import annotations
 

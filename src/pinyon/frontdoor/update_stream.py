@@ -18,8 +18,7 @@ class WorkerStream:
 
     The reader is woken at once for the first and the last update, and in between at most every ``gap_s`` seconds:
     tokens that come faster travel together. A ``listener`` gets the updates in between in the reader's place, straight
-    from the socket, whenever it accepts them.
-    """
+    from the socket, whenever it accepts them."""
 
     __slots__ = (
         "_due_s", "_gap_s", "_loop", "_owner", "_timer", "_unread", "_updates", "_waiter", "ended", "listener", "lost",

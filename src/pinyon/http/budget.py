@@ -31,8 +31,7 @@ class Budget:
     """A budget of a resource (bytes, places) for one event loop; ``used`` never exceeds ``total``.
 
     A named holder gets no more than it leaves free: alone it gets at most half of the budget, and two that grow alike
-    get a third each. So there is always room for the next one.
-    """
+    get a third each. So there is always room for the next one."""
 
     def __init__(self, total: int) -> None:
         self._total = total

@@ -125,8 +125,7 @@ class ServerConnection(asyncio.Protocol):
         """Keeps the transport open if the client, which has ended its sending side, still waits for an answer.
 
         Aborts it where the client's leaving could not be noticed: with TLS, without TCP, or with HTTP/1.0 before the
-        answer.
-        """
+        answer."""
         writer = self._writer
         waits = self._state is State.ANSWER and not writer.done
         if waits and not (self._visitor.end(self._loop) and (writer.begun or writer.interim())):
@@ -136,8 +135,7 @@ class ServerConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Closes the connection after the next answer, or now if it is idle and has answered a request before.
 
-        A connection without any request yet gets :data:`FIRST_S`.
-        """
+        A connection without any request yet gets :data:`FIRST_S`."""
         self._writer.close = True
         if self._state is not State.HEAD or self._reader.unread:
             return

@@ -2,8 +2,7 @@
 
 A peer is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has them all. A proxy names the client in a
 header field, or in a header of the PROXY protocol at the beginning of its connection. Versions 1 and 2 are read
-(https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2).
-"""
+(https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2)."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class TrustedProxies:
 
     ``networks`` is a list like ``10.0.0.0/8, 2001:db8::/32``; ``field`` is the only header field that the proxies
     write. A second one would be unsafe: a proxy that writes ``X-Forwarded-For`` passes on what a client wrote into
-    ``Forwarded``.
-    """
+    ``Forwarded``."""
 
     def __init__(self, networks: str = "", field: str = FORWARDED_FIELDS[0]) -> None:
         self._networks: list[IPv4Network | IPv6Network] = []

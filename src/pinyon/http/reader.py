@@ -1,8 +1,7 @@
 """The bytes that a connection has received, read request by request. No I/O: bytes in, heads and bodies out.
 
 Bytes behind the current request are not examined: a pipelined request stays bytes until its turn. The chunked transfer
-coding (RFC 9112 §7.1) is read strictly: input that two readers could read differently is an error.
-"""
+coding (RFC 9112 §7.1) is read strictly: input that two readers could read differently is an error."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class ChunkReader:
         """Reads ``data[start:end]`` as far as possible and returns the position at which to continue.
 
         Appends the content to ``body``, or drops it if ``body`` is None. Raises :class:`HttpError`: 400 for invalid
-        input, 413 as soon as the declared chunks exceed the limit together, 431 for too many bytes of trailers.
-        """
+        input, 413 as soon as the declared chunks exceed the limit together, 431 for too many bytes of trailers."""
         while start < end:
             if self._left:
                 taken = min(self._left, end - start)

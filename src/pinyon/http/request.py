@@ -1,8 +1,7 @@
 """The head of an HTTP request: request line, header fields and the framing of the body.
 
 llhttp (through httptools) reads the bytes, strictly: no bare LF, no folded lines, no NUL, no second Content-Length, no
-Content-Length beside Transfer-Encoding. This module checks what llhttp leaves to its users.
-"""
+Content-Length beside Transfer-Encoding. This module checks what llhttp leaves to its users."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ class App(Protocol):
         """Returns status, body (JSON) and header fields of an answer to a request that the app does not handle now.
 
         The app does not have the request yet, or not any more. ``named``: the answer already has a request's own
-        fields.
-        """
+        fields."""
         ...
 
     def open(self, head: RequestHead) -> Any:

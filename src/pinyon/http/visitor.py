@@ -97,8 +97,7 @@ class Visitor:
 
         TCP says the same of a client that closed its socket and of one that only shut its sending side. They differ in
         how they treat bytes: the kernel of a closed socket answers with a reset. So the owner sends something, and the
-        watch looks at the connection. With TLS it cannot tell, as ending one side ends the connection.
-        """
+        watch looks at the connection. With TLS it cannot tell, as ending one side ends the connection."""
         if not self.ended and self._socket is not None and self._transport.get_extra_info("ssl_object") is None:
             self._timer = loop.call_soon(self._look)
         return self.ended

@@ -25,8 +25,7 @@ CLUSTERS_MAX = 16
 UPSTREAMS_MAX = 256
 """The maximum number of servers that one load balancer names for a cluster.
 
-A cluster of several load balancers has more, and operators can add servers.
-"""
+A cluster of several load balancers has more, and operators can add servers."""
 INSTANCES_MAX = 256
 REGIONS_MAX = 64
 LATENCY_MS_MAX = 3.6e6

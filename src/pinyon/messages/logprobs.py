@@ -58,8 +58,7 @@ def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list
 class SentLogprobs:
     """A :class:`pinyon.core.logprobs.Logprobs` of checked messages, converted to values only on request.
 
-    Adding to an object that was made from a message changes that message.
-    """
+    Adding to an object that was made from a message changes that message."""
 
     __slots__ = ("_message",)
 

@@ -1,7 +1,6 @@
 """Requests to a worker from load balancers and other workers, which are checked here, and its answers.
 
-Wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field.
-"""
+Wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ def parse_submission(message: worker_pb2.Submission, served: Served, default_tim
 
     Raises :class:`InvalidArgument` and :class:`NotFound` as the module says. Raises :class:`FailedPrecondition` if this
     instance's role does not allow it, the placement names another instance, or the tokens generated so far came from
-    other weights.
-    """
+    other weights."""
     if not served.role.decodes:
         raise FailedPrecondition(f"{served.instance_id} is a prefill instance: it generates nothing", field="placement")
     if message.model and message.model != served.name:
@@ -128,8 +126,7 @@ def hello_to_proto(served: Served, segment: SegmentDescriptor) -> worker_pb2.Pre
 def parse_hello(message: worker_pb2.PrefillHello, served: Served) -> SegmentDescriptor:
     """Returns how to reach the decode instance's memory.
 
-    Raises :class:`InvalidArgument`, or :class:`FailedPrecondition` for another model or KV layout.
-    """
+    Raises :class:`InvalidArgument`, or :class:`FailedPrecondition` for another model or KV layout."""
     check_text(message.instance_id, "hello.instance_id")
     if (shape := shape_of(message.layout)) != shape_of(served.layout):
         raise FailedPrecondition(f"KV layout {shape} is not ours ({served.layout.layout_id})", field="hello.layout")
@@ -146,8 +143,7 @@ def prefill_to_proto(
 ) -> worker_pb2.PrefillStart:
     """Returns a request for the prompt's KV at byte ``offsets`` of the target region, one per block.
 
-    The offsets are those of the blocks from ``first_block`` on; ``waited_s`` is the time since the order arrived.
-    """
+    The offsets are those of the blocks from ``first_block`` on; ``waited_s`` is the time since the order arrived."""
     left_s = order.ttft_left_s - waited_s
     return worker_pb2.PrefillStart(
         request_id=order.request_id,

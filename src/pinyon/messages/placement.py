@@ -50,8 +50,7 @@ def fill_placement(
 ) -> None:
     """Fills an existing message: a message that is copied into another is serialized and parsed for that.
 
-    ``ttft_slo_s`` is the SLO for which the request was placed (0: none), ``number`` that of its log entry (0: none).
-    """
+    ``ttft_slo_s`` is the SLO for which the request was placed (0: none), ``number`` that of its log entry (0: none)."""
     prefill, decode = decision.prefill.info, decision.decode.info
     message.prefill_instance_id = prefill.instance_id
     message.prefill_address = prefill.address

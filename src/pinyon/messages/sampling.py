@@ -17,8 +17,7 @@ DECIMALS = 6
 LEAST = 10.0**-DECIMALS
 """The least number that is sent where 0 is refused; smaller ones are replaced by it.
 
-Clients send a ``top_p`` of 1e-50, which a float32 cannot hold, and mean the likeliest token.
-"""
+Clients send a ``top_p`` of 1e-50, which a float32 cannot hold, and mean the likeliest token."""
 
 _OFTEN = ("max_tokens", "temperature", "top_p", "seed")
 """Fields that many requests set: written without the table, which takes longer."""
@@ -101,8 +100,7 @@ def put_sampling(message: common_pb2.SamplingParams, sampling: SamplingParams) -
 def sampling_from_proto(message: common_pb2.SamplingParams, max_tokens: int = 0) -> SamplingParams:
     """Returns checked sampling parameters. Raises :class:`InvalidArgument` naming the field.
 
-    ``max_tokens`` applies to a message that does not set it; 0 makes the field mandatory.
-    """
+    ``max_tokens`` applies to a message that does not set it; 0 makes the field mandatory."""
     said: dict[str, Any] = {"max_tokens": max_tokens}
     for descriptor, value in message.ListFields():
         name, read, check = _FIELDS[descriptor]

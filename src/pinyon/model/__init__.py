@@ -1,7 +1,6 @@
 """A model apart from its weights: configuration, identity, tokens, chat template, stop strings.
 
-The load balancer needs all of this and no weights; the worker's engine needs the configuration.
-"""
+The load balancer needs all of this and no weights; the worker's engine needs the configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The default model: small, seeded, random, made in memory. Its output is gibberish, but printable and not in a loop.
 
-All of the model follows from this file, so its fingerprint is the hash of these values.
-"""
+All of the model follows from this file, so its fingerprint is the hash of these values."""
 
 from __future__ import annotations
 

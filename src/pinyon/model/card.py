@@ -3,8 +3,7 @@
 The fingerprint goes into the block keys' namespace, so two services reuse each other's KV only if it is equal. For a
 checkpoint it covers ``config.json``, the headers of the safetensors files (names, types, shapes, offsets) and their
 sizes, not the gigabytes behind them. A fine-tune differs from its base in none of these, so a few bytes of every tensor
-are hashed too: loading a card reads about a kilobyte per tensor.
-"""
+are hashed too: loading a card reads about a kilobyte per tensor."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class ModelCard:
     """A model's identity and text tools. ``path`` is None for the built-in model. ``fingerprint`` is 32 hex digits.
 
     ``own_chat_template`` is True if the checkpoint has a template. Otherwise conversations are written as plain lines,
-    on which no model was trained.
-    """
+    on which no model was trained."""
 
     name: str
     config: ModelConfig
@@ -55,8 +53,7 @@ def load_card(
 
     ``name`` is the name that clients use, by default the folder's. ``strftime_now`` tells chat templates the time.
     Reads no tensors. Raises :class:`NotFound` if there is no such folder, :class:`InvalidArgument` if a file in it is
-    missing, malformed or unsupported.
-    """
+    missing, malformed or unsupported."""
     if model is None:
         return _builtin_card(name or BUILTIN_NAME)
     folder = Path(model).absolute()

@@ -7,8 +7,7 @@ Two promises hold for both:
   characters. (A template can still form a special token by joining two texts directly.) For messages without such text,
   the tokens are those of ``transformers``' ``apply_chat_template``.
 - Appending turns keeps the earlier rendering as a prefix (for a checkpoint: if its template does), so the next turn of
-  a conversation reuses the KV of earlier turns.
-"""
+  a conversation reuses the KV of earlier turns."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class JinjaChatTemplate:
     """A checkpoint's template (``chat_template`` of tokenizer_config.json, or chat_template.jinja).
 
     ``tokens`` are those that templates know by name: ``bos_token``, ``eos_token``, …. ``strftime_now`` formats the
-    present time; without it, templates that write the date are refused.
-    """
+    present time; without it, templates that write the date are refused."""
 
     def __init__(
         self,
@@ -137,8 +135,7 @@ class JinjaChatTemplate:
         ``variables`` are plain JSON values that the template reads beside the messages (vLLM's
         ``chat_template_kwargs``). Raises :class:`InvalidArgument` with field ``messages``, also when names in the
         messages change nothing. The field is ``chat_template_kwargs`` for a reserved variable or one that the template
-        does not read.
-        """
+        does not read."""
         return self._render(*self._given(messages, variables))
 
     def encode_chat(
@@ -157,8 +154,7 @@ class JinjaChatTemplate:
         Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`HfTokenizer.encode`. With
         ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
         generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
-        the template's.
-        """
+        the template's."""
         checked, given = self._given(messages, variables)
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         markers, texts = self._markers, list(_texts([checked, given]))
@@ -183,8 +179,7 @@ class JinjaChatTemplate:
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
 
-        A ``reasoning_effort`` of ``none`` asks for nothing, so it is accepted where it is not read.
-        """
+        A ``reasoning_effort`` of ``none`` asks for nothing, so it is accepted where it is not read."""
         _check_variables(variables, self._reads)
 
     def _given(

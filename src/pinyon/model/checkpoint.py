@@ -52,8 +52,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 def read_header(file: Path) -> tuple[bytes, dict[str, Tensor]]:
     """Returns a safetensors file's header, as it stands in the file, and its tensors by name, none beyond the file.
 
-    The format is that of huggingface/safetensors' README.
-    """
+    The format is that of huggingface/safetensors' README."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)

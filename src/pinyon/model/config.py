@@ -2,8 +2,7 @@
 
 Three architectures: Llama (the base), Qwen2 (adds a bias to Q, K and V), Qwen3 (adds an RMSNorm over each head of Q and
 K). Features that this code does not compute (sliding windows, quantised weights, other rope scalings, …) are refused by
-name: a model that loads is computed as its authors meant it.
-"""
+name: a model that loads is computed as its authors meant it."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class RopeScaling:
     """The stretching of rotary frequencies beyond the trained context.
 
     ``linear`` divides every frequency by ``factor``. ``llama3`` divides only the low frequencies and blends in between
-    (Llama 3.1); the last three fields belong to it.
-    """
+    (Llama 3.1); the last three fields belong to it."""
 
     kind: Literal["linear", "llama3"]
     factor: float
@@ -58,8 +56,7 @@ class ModelConfig:
     """All values that the engine needs to compute the model, and the load balancer to bound a request.
 
     ``max_context`` counts tokens of prompt and answer together. ``eos_token_ids`` may be empty (no end by itself).
-    ``suppress_tokens`` are never sampled. Raises :class:`InvalidArgument` naming the field.
-    """
+    ``suppress_tokens`` are never sampled. Raises :class:`InvalidArgument` naming the field."""
 
     architecture: Architecture
     vocab_size: int
@@ -97,10 +94,7 @@ class ModelConfig:
             if not 1 <= value <= limit:
                 raise _bad(name, f"must be in [1, {limit}], got {value}")
         if self.num_heads % self.num_kv_heads:
-            raise _bad(
-                "num_key_value_heads",
-                f"{self.num_kv_heads} must divide num_attention_heads {self.num_heads}",
-            )
+            raise _bad("num_key_value_heads", f"{self.num_kv_heads} must divide num_attention_heads {self.num_heads}")
         if self.head_dim % 2:
             raise _bad("head_dim", f"must be even for rotary embeddings, got {self.head_dim}")
         if not 0.0 < self.rope_theta < float("inf"):

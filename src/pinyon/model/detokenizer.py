@@ -1,8 +1,7 @@
 """Tokens to text as they arrive, never half a character.
 
 However the tokens are split into pieces, the deltas put together are exactly ``tokenizer.decode(all tokens)``, with or
-without the texts of special tokens.
-"""
+without the texts of special tokens."""
 
 from __future__ import annotations
 
@@ -17,16 +16,14 @@ _HELD_MAX = 32
 """The maximum number of times that tokens wait for others that might change them.
 
 No character has so many tokens, but a token that is U+FFFD itself may come for ever, and waiting tokens are decoded
-again with each new one.
-"""
+again with each new one."""
 
 
 class IncrementalDetokenizer:
     """The output text of one request.
 
     If all tokens are byte strings (:meth:`HfTokenizer.token_bytes`), an incremental UTF-8 decoder is used. Otherwise
-    tokens are decoded over a sliding window: text is returned once a later token cannot change it.
-    """
+    tokens are decoded over a sliding window: text is returned once a later token cannot change it."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         table = tokenizer.token_bytes() if skip_special_tokens else None  # the table lacks texts of special tokens
@@ -67,8 +64,7 @@ class _Window:
 
     The anchor lies at least one emitted token back, so that decoders which treat the text's start specially (strip a
     leading space) do so in both. While the tail ends in U+FFFD or in a byte-fallback piece (``<0xE2>``), a later token
-    can still change it, and none of it is returned.
-    """
+    can still change it, and none of it is returned."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer

@@ -27,8 +27,7 @@ class Markers:
         """Returns the cost of a search in ``texts`` in characters, rounded up; 0 if there is no marker.
 
         The cost is independent of what the search finds. A hundred markers may begin at one place: this counts only the
-        first characters that they share.
-        """
+        first characters that they share."""
         return -(-sum(text.count(mark) for text in texts for mark in self.marks) // MARKS_PER_CHAR)
 
     def split(self, text: str) -> list[str]:
@@ -39,8 +38,7 @@ class Markers:
 def _tree(texts: Sequence[str], depth: int = 0) -> str:
     """Returns a regular expression that narrows the texts down by each character, longest first.
 
-    It is as fast for a thousand texts as for one; a flat alternation tries all of them at each place.
-    """
+    It is as fast for a thousand texts as for one; a flat alternation tries all of them at each place."""
     if depth == DEPTH_MAX:
         return f"(?:{'|'.join(map(re.escape, sorted(texts, key=len, reverse=True)))})"
     ways = []

@@ -1,8 +1,7 @@
 """Byte-pair encoding of one ASCII word (Sennrich et al. 2016).
 
 The pair that was learned first is merged, again and again; of equal pairs the leftmost. The library does the same, but
-spends 3 µs of each call on details of tokens beside their ids.
-"""
+spends 3 µs of each call on details of tokens beside their ids."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Merges:
 
     ``letters`` has the token of each byte below 128; ``pairs`` has pairs of tokens, in the order in which they were
     learned, and the token that replaces them. The later of two equal pairs counts. Ids and the number of pairs are
-    below 2^21.
-    """
+    below 2^21."""
 
     def __init__(self, letters: Sequence[int], pairs: Sequence[tuple[int, int, int]]) -> None:
         if len(letters) != 128 or len(pairs) >= _END:
@@ -111,8 +109,7 @@ class Merges:
 def merges_of(rules: Mapping[str, Any], letters: Mapping[int, str]) -> Merges | None:
     """Returns the merges of a tokenizer.json's object; None if its model does more than merge.
 
-    Its words are bytes, each written as one of ``letters``.
-    """
+    Its words are bytes, each written as one of ``letters``."""
     model = rules["model"]
     vocab: dict[str, int] = model.get("vocab") or {}
     if model.get("dropout") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):

@@ -2,8 +2,7 @@
 
 Text is returned as soon as it cannot be the beginning of a stop string; from a match on, all text is dropped, the stop
 string included. Of several matches the one that *ends* first counts, since generation would have stopped there; of
-those that end together, the longest. The result does not depend on how the text is cut into deltas.
-"""
+those that end together, the longest. The result does not depend on how the text is cut into deltas."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class StopMatcher:
     def push(self, delta: str, *, ends: bool = True) -> tuple[str, bool]:
         """Returns ``(text that is safe to emit, whether a stop string has matched)``; ``("", True)`` after a match.
 
-        Without ``ends``, a match that ends in ``delta`` does not count; one that begins in it and ends later does.
-        """
+        Without ``ends``, a match that ends in ``delta`` does not count; one that begins in it and ends later does."""
         if self._matched:
             return "", True
         if not self._stops:
@@ -64,8 +62,7 @@ class _Beginning:
     """The length of the longest proper prefix of a stop string with which the text so far ends.
 
     The algorithm is that of Knuth, Morris and Pratt (Fast Pattern Matching in Strings, 1977). A character takes the
-    same time however long the stop strings are, which clients choose.
-    """
+    same time however long the stop strings are, which clients choose."""
 
     __slots__ = ("_borders", "_stop", "length")
 

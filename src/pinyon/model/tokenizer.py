@@ -1,8 +1,7 @@
 """Text to tokens and back.
 
 ``encode`` returns little-endian u32, the form from which block keys are computed and which ``*_le32`` fields carry, so
-no hop converts.
-"""
+no hop converts."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class ByteTokenizer:
 
     No text can produce a special token: a text prompt is its bytes, with or without ``add_special_tokens``. Ids 0 to
     255 are the bytes; then BOS, EOS, one marker per chat role and the end of a turn. The vocabulary is padded to 272, a
-    multiple of 16, for the matrix shapes.
-    """
+    multiple of 16, for the matrix shapes."""
 
     BOS = 256
     EOS = 257
@@ -135,8 +133,7 @@ class HfTokenizer:
 
         Raises :class:`InvalidArgument` when ``text`` is not valid Unicode or over the size limit. Raises
         :class:`MuchNew` when more than ``new_chars`` characters take the tokenizer time, because similar text of the
-        same owner (``whose``) was not encoded lately.
-        """
+        same owner (``whose``) was not encoded lately."""
         utf8(text)
         if self._words is not None:
             tokens = self._words.encode(text, new_chars, whose)
@@ -151,8 +148,7 @@ class HfTokenizer:
     def encode_plain(self, text: str, *, goes_on: bool = False) -> TokenArray:
         """Encodes like :meth:`encode`, but no text becomes a special token: ``<|im_end|>`` is ten characters.
 
-        With ``goes_on``, other text precedes this one, so the space that some tokenizers begin with is not added.
-        """
+        With ``goes_on``, other text precedes this one, so the space that some tokenizers begin with is not added."""
         utf8(text)
         tokenizer = self._inner if goes_on else self._plain
         return _ids(tokenizer, text, False)
@@ -170,8 +166,7 @@ class HfTokenizer:
         """Returns the text of ``tokens``; invalid UTF-8 becomes U+FFFD.
 
         Special tokens are left out, or become their markers, if any, when not skipped. Ids outside the vocabulary are
-        left out; ids in it never raise.
-        """
+        left out; ids in it never raise."""
         return str(self._plain.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens))
 
     def is_left_out(self, token: int) -> bool:
@@ -186,8 +181,7 @@ class HfTokenizer:
     def token_bytes(self) -> list[bytes] | None:
         """Returns the bytes of each token id, if ``decode`` is their concatenation read as UTF-8; else None.
 
-        Always returns the same list, which must not be changed: each request's detokenizer asks for it.
-        """
+        Always returns the same list, which must not be changed: each request's detokenizer asks for it."""
         return self._token_bytes if self._byte_level else None
 
     @cached_property
@@ -231,8 +225,7 @@ def _without_first_space(tokenizer: _RustTokenizer, rules: dict[str, Any]) -> _R
     """Returns a tokenizer that does not put a space before a text.
 
     This is ``tokenizer`` itself unless it adds a space once per text (not per piece of it). ``rules``, from which the
-    tokenizer was read, are changed.
-    """
+    tokenizer was read, are changed."""
     before = rules.get("pre_tokenizer")
     steps = before.get("pretokenizers", [before]) if isinstance(before, dict) else []
     first = [step for step in steps if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"]

@@ -4,8 +4,7 @@
 ``add_eos_token`` of ``tokenizer_config.json`` have no effect beside it. But ``tokenizer_config.json`` adds special
 tokens. For two tokenizer classes, those of the first Llamas and of Qwen, ``transformers`` keeps only vocabulary, merges
 and post-processor and adds its own rules. ``tests/data/golden_text`` (``tools/make_golden_text.py``) checks this
-against ``transformers``.
-"""
+against ``transformers``."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def tokenizer_class(rules: Mapping[str, Any], settings: Mapping[str, Any], confi
     """Returns the class whose own rules apply; None if ``tokenizer.json`` is taken as it is.
 
     ``rules``, ``settings`` and ``config`` are the objects of tokenizer.json, tokenizer_config.json and config.json. A
-    class that contradicts the file (bytes as characters, or not) is ignored: its rules would produce nonsense.
-    """
+    class that contradicts the file (bytes as characters, or not) is ignored: its rules would produce nonsense."""
     model = rules.get("model")
     if not isinstance(model, dict) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         return None
@@ -67,8 +65,7 @@ def tokenizer_rules(
     """Returns tokenizer.json's object combined with the other files and the rules of the class.
 
     ``vocab_size`` is the model's: a token named in ``settings`` without a place in the vocabulary and without an
-    embedding is left out.
-    """
+    embedding is left out."""
     made = dict(rules)
     if kind == "llama":
         _put_llama_rules(made, settings)

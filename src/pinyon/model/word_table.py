@@ -1,8 +1,7 @@
 """A table of the tokens of short ASCII pieces; texts are cut and looked up in one pass.
 
 A lookup in a dictionary costs an object for the piece, and a cache line each for the dictionary's index, its entry, the
-key and the value. Here a piece and its tokens are four adjacent numbers.
-"""
+key and the value. Here a piece and its tokens are four adjacent numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ WAYS: Final = 4
 """The number of pieces in each set. 65,536 pieces take 2 MiB.
 
 A full set replaces its last piece. With each use a piece changes places with the one before it (transposition, Rivest
-1976), so rare pieces do not displace frequent ones.
-"""
+1976), so rare pieces do not displace frequent ones."""
 
 _NUMBERS: Final = 4
 """The numbers of an entry: its first characters; the others with the length; three tokens; three more tokens."""
@@ -43,8 +41,7 @@ class WordTable:
     """A table of pieces that evicts by itself and that threads may share.
 
     ``line_ends``: a line end belongs to the word or the whitespace before it, and no word continues after it. Otherwise
-    only a line end that stands by itself is known to end a word.
-    """
+    only a line end that stands by itself is known to end a word."""
 
     def __init__(self, *, line_ends: bool, sets: int = SETS) -> None:
         """Creates an empty table; ``sets`` is a power of two."""
@@ -125,8 +122,7 @@ class WordTable:
         """Returns the end of the piece that begins at ``at``, and its two numbers if it is not too long.
 
         A text may be cut before a space that is the last whitespace before another character. It may also be cut after
-        a line end, unless the next character could continue the word (``/`` does in one tokenizer).
-        """
+        a line end, unless the next character could continue the word (``/`` does in one tokenizer)."""
         low: i64 = text[at]
         high: i64 = 0
         before: i64 = low

@@ -9,8 +9,7 @@ here (:mod:`pinyon.model.merges`). The tokens are those of the library, because
 - no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter. So a text
   can be cut there, and each part on its own (:mod:`pinyon.model.word_table` says where else);
 - their regular expressions have an ASCII version here, where the classes of both libraries agree, and text that is not
-  ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut.
-"""
+  ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class Memory:
 
     There are two generations: an entry found in the old one is copied to the young one. When the young one is full it
     becomes the old one, and the old one is dropped. Each step is a single operation of a dictionary, so threads may
-    share the cache.
-    """
+    share the cache."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -133,8 +131,7 @@ class WordTokens:
         So timing does not reveal what others have asked, except for single words, as far as a few microseconds show.
 
         Raises :class:`MuchNew` if there are more than ``new_chars`` characters in new runs; known words and markers
-        count in part. Finished work stays cached.
-        """
+        count in part. Finished work stays cached."""
         work = self._markers.work((text,)) if self._markers is not None else 0
         if self._markers is None or not work:
             parts = [text]
@@ -228,8 +225,7 @@ def _left(new_chars: int | None, work: int) -> int | None:
 def known_words(rules: Mapping[str, Any]) -> str:
     """Returns the pattern by which a tokenizer cuts a text into words that are encoded independently.
 
-    Empty if it does not, or in a way that is not known here. ``rules`` is tokenizer.json's object.
-    """
+    Empty if it does not, or in a way that is not known here. ``rules`` is tokenizer.json's object."""
     model, normalizer = rules.get("model"), rules.get("normalizer")
     if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("dropout"):
         return ""

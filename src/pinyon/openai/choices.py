@@ -1,7 +1,6 @@
 """Choices with echoed prompts, log-probabilities or token ids, or several choices, as OpenAI and vLLM write them.
 
-:mod:`pinyon.openai.format` writes the objects around the choices, and plain answers with one choice.
-"""
+:mod:`pinyon.openai.format` writes the objects around the choices, and plain answers with one choice."""
 
 from __future__ import annotations
 

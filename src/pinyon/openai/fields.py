@@ -4,8 +4,7 @@ The fields that control sampling are in the table of :class:`pinyon.core.request
 each kind of value looks in JSON, and where OpenAI's or vLLM's form differs.
 
 The module knows every field of OpenAI's and vLLM's interfaces. A field that the server cannot honour is refused with
-its name and value, unless the value asks for nothing: to ignore it silently would answer another question.
-"""
+its name and value, unless the value asks for nothing: to ignore it silently would answer another question."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Field(NamedTuple):
     """The check, JSON Schema and conversion of one field.
 
     ``check`` raises :class:`InvalidArgument`; it is never called with null, which every field accepts. ``sampled``
-    makes the value of :class:`pinyon.core.request.SamplingParams`, or is None for other fields.
-    """
+    makes the value of :class:`pinyon.core.request.SamplingParams`, or is None for other fields."""
 
     check: Check
     schema: Schema

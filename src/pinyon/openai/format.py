@@ -1,7 +1,6 @@
 """Answers as OpenAI writes them: whole objects, server-sent events and error objects.
 
-Answers are written from templates: all of an event except its text is the same within a request, and made once.
-"""
+Answers are written from templates: all of an event except its text is the same within a request, and made once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Large JSON bodies, read in a thread beside the event loop without holding the GIL for more than some 10 ms.
 
 Parsing JSON holds the GIL while it creates objects, 0.1 to 0.8 µs for each. So a long list of token ids is cut out of
-the text and read by NumPy in pieces. In the rest, strings and values are counted before it is parsed.
-"""
+the text and read by NumPy in pieces. In the rest, strings and values are counted before it is parsed."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ LARGE_BYTES = 256 << 10
 SMALL_COMMAS = 8 << 10
 """Bodies up to ``SMALL_BYTES``, or up to ``LARGE_BYTES`` with at most this many commas, are read on the event loop.
 
-That takes 2 ms, at worst 5.
-"""
+That takes 2 ms, at worst 5."""
 STRINGS_MAX = 16 << 10
 VALUES_MAX = 32 << 10
 """The maximum number of values in one body, beside a prompt of token ids."""
@@ -55,8 +53,7 @@ def read_large(body: bytes | bytearray, tokens: str = "prompt") -> Any:
     """Parses a body as ``from_json`` does, but without creating an object for each token id.
 
     The field ``tokens`` becomes ``bytes`` (token ids as little-endian u32) or a list of these if it holds long lists of
-    token ids. Raises :class:`ValueError` for malformed JSON, and :class:`InvalidArgument`.
-    """
+    token ids. Raises :class:`ValueError` for malformed JSON, and :class:`InvalidArgument`."""
     found = _find_tokens(body, b'"%b"' % tokens.encode("ascii"))
     if found is not None:
         # No client can guess the stand-in. If it is read as the prompt, the lists stood in the place of the prompt.
@@ -80,8 +77,7 @@ def _weigh(body: bytes | bytearray) -> None:
     """Raises :class:`InvalidArgument` for too many strings or values.
 
     A string is the text between two quotes that no backslash escapes. In malformed JSON this holds up to the first
-    fault, and no parser gets further.
-    """
+    fault, and no parser gets further."""
     quotes = values = start = 0
     while start < len(body):
         # A piece ends after a run of backslashes and the character that they escape.

@@ -3,8 +3,7 @@
 An unknown field is refused; :mod:`pinyon.openai.fields` has the values that known fields accept. These include fields
 of vLLM: ``top_k``, ``min_p``, ``min_tokens``, ``ignore_eos``, ``repetition_penalty``, ``priority`` and more.
 
-pydantic-core parses the JSON (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field.
-"""
+pydantic-core parses the JSON (jiter: 1 µs for 8 KB, a seventh of ``json``); checks are one dict lookup per field."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ class TokenTexts:
     """The texts of a tokenizer's single tokens.
 
     A token that is not a whole character is shown as U+FFFD, as in vLLM; its bytes tell more. A token without a text is
-    shown as ``token_id:N``.
-    """
+    shown as ``token_id:N``."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

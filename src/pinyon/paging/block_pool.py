@@ -8,8 +8,7 @@ Every block is in exactly one state::
 
 A used block has at least one reference. A cached block has none, keeps its key and content, and may be evicted. With a
 :class:`pinyon.paging.SecondTier`, evicted content is kept there and comes back when it is acquired. The pool knows
-block numbers and keys, never memory.
-"""
+block numbers and keys, never memory."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class BlockPool:
     """The blocks ``0 .. num_blocks - 1``. Not thread-safe: one owner.
 
     ``now_s`` and ``traits`` only reach the eviction policy; policies that go by order ignore them. With ``spares``,
-    keys that waiting requests want are spared from eviction, up to half of the blocks.
-    """
+    keys that waiting requests want are spared from eviction, up to half of the blocks."""
 
     def __init__(
         self,
@@ -78,8 +76,7 @@ class BlockPool:
         """Returns how many of ``total`` blocks are held, and how many available blocks reserving them would take.
 
         The held blocks are the leading run of ``keys`` that is held. With ``promised``, the promised blocks that follow
-        this run need no new blocks either.
-        """
+        this run need no new blocks either."""
         by_key, refs, below = self._contents.block_of, self._refs, self.below or ()
         held = used = 0
         for key in keys[:total]:
@@ -106,8 +103,7 @@ class BlockPool:
 
         With ``allow_gaps``, returns every key that is held. A key in the second tier gets a block; if ``promote`` is
         false or there is no room, it counts as not held. The blocks are read by the request that ``use`` describes;
-        None: by no request.
-        """
+        None: by no request."""
         if self.below is None and not allow_gaps:
             return list(enumerate(self.acquire_run(keys, now_s, use)))
         by_key, refs = self._contents.block_of, self._refs
@@ -214,8 +210,7 @@ class BlockPool:
     def want(self, keys: Sequence[bytes]) -> int:
         """Keeps the held leading run of ``keys`` for a waiting request: other keys of both tiers are evicted first.
 
-        Returns the length of the run, which is to be given back to :meth:`unwant`. See :meth:`Evictor.want`.
-        """
+        Returns the length of the run, which is to be given back to :meth:`unwant`. See :meth:`Evictor.want`."""
         keys = keys[: self.match_prefix(keys)]
         (count,) = {evictor.want(keys) for evictor in self._evictors}
         return count
@@ -230,8 +225,7 @@ class BlockPool:
     def promise(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Records that the holders of these blocks, which have no content yet, will publish them under these keys.
 
-        A holder may also leave the publishing to others who obtained the blocks by :meth:`share`.
-        """
+        A holder may also leave the publishing to others who obtained the blocks by :meth:`share`."""
         self._promises.add(keys, blocks)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
@@ -244,8 +238,7 @@ class BlockPool:
     def allocate(self, count: int, *, now_s: float = 0.0) -> list[int] | None:
         """Returns ``count`` blocks without a key, with one reference each. Evicts cached blocks as needed.
 
-        Returns None, and changes nothing, when free and cached blocks do not suffice.
-        """
+        Returns None, and changes nothing, when free and cached blocks do not suffice."""
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
         if count > len(self._free) + len(self.eviction):
@@ -301,8 +294,7 @@ class BlockPool:
         The blocks follow each other in a prompt, from the place ``first`` on; ``after`` is the key before them, if
         there is one. If another block holds a key already, that block keeps it and the new one stays unkeyed. A key
         that is published leaves the second tier. Returns the indexes of the keys that other blocks hold. Raises
-        ``ValueError`` if a block is not in use or holds another key; nothing after it is published.
-        """
+        ``ValueError`` if a block is not in use or holds another key; nothing after it is published."""
         if self._are_new(blocks, keys):
             self._contents.put_all(blocks, keys, traits, first, after)
             self._promises.end_all(blocks)
@@ -354,8 +346,7 @@ class BlockPool:
         """Drops one reference of each block. At none, a keyed block is cached (evictable) and an unkeyed one is free.
 
         Give the blocks in prompt order: the last ones will be evicted first, because a block without those before it is
-        useless. Raises ``ValueError`` for a block without references; the blocks before it keep theirs.
-        """
+        useless. Raises ``ValueError`` for a block without references; the blocks before it keep theirs."""
         refs, keys = self._refs, self._contents.key_of
         cached: list[bytes] = []
         try:

@@ -9,8 +9,7 @@ class KeyChanges:
     """The net changes of a set of keys: a key that came and went between two drains, or went and came, is left out.
 
     So the table never holds more keys than exist now plus those that existed at the last drain, however long nobody
-    drains it. The caller adds only keys that are not in the set, and removes only those that are.
-    """
+    drains it. The caller adds only keys that are not in the set, and removes only those that are."""
 
     def __init__(self) -> None:
         self._stored: dict[bytes, None] = {}

@@ -16,8 +16,7 @@ class LeaseTable(Generic[T]):
 
     The table holds names only: the caller took the references and gives them back. ``first_id`` should be drawn at
     random by the process. Otherwise a reader's late release, meant for the process before a restart, might end another
-    reader's lease. Times are monotonic seconds.
-    """
+    reader's lease. Times are monotonic seconds."""
 
     def __init__(self, *, first_id: int = 1, max_leases: int = 65536) -> None:
         if first_id < 1:
@@ -31,8 +30,7 @@ class LeaseTable(Generic[T]):
     def grant(self, items: Iterable[T], now_s: float, duration_s: float) -> int:
         """Returns the id (> 0) of a new lease that ends at ``now_s + duration_s``.
 
-        Raises :class:`ResourceExhausted` at the limit; the caller then gives its references back.
-        """
+        Raises :class:`ResourceExhausted` at the limit; the caller then gives its references back."""
         if len(self._leases) >= self._max_leases:
             raise ResourceExhausted(f"{self._max_leases} leases are held", retry_after_s=1.0)
         lease_id = self._next_id

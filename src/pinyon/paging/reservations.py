@@ -1,8 +1,7 @@
 """Reservations and leases: who holds KV blocks, and who reads them until when.
 
 This is the only place that hands blocks out and takes them back. A request's reservation grows with it. Which request
-gets blocks next is decided elsewhere: see :class:`pinyon.decisions.Admission`.
-"""
+gets blocks next is decided elsewhere: see :class:`pinyon.decisions.Admission`."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Reservations:
         With ``computes``, the request will compute and publish the rest of the keys, unless another request did so
         before. Requests that reserve the same keys with ``computes`` share the blocks, so that each key is computed
         once. Only one holder of such a block may write to it at a time: :class:`pinyon.batching.PromptQueue` has the
-        others wait.
-        """
+        others wait."""
         table = self._pool.acquire_run(keys[:total], now_s, Use(traits))
         held = len(table)
         if computes:
@@ -99,8 +97,7 @@ class Reservations:
         The eviction policy is told the request's ``traits``, the place of the first block in its prompt (``first``) and
         the key before that (``after``; None: there is none). Returns ``(index, block)`` where another block holds that
         content already. This other block has one more reference, for the caller. The caller uses it from now on, and
-        releases its own block when nobody reads that any more.
-        """
+        releases its own block when nobody reads that any more."""
         held = self._pool.publish_all(blocks, keys, traits=traits, first=first, now_s=now_s, after=after)
         found = self._pool.acquire([keys[index] for index in held], now_s=now_s)
         return [(index, block) for index, (_, block) in zip(held, found, strict=True)]
@@ -139,8 +136,7 @@ class Reservations:
         """Grants a lease on the held blocks of ``keys`` and returns ``(lease id, [(index in keys, block)])``.
 
         The id is 0 when nothing is held. The reader elsewhere is the request that ``use`` describes. Raises
-        :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases.
-        """
+        :class:`pinyon.core.errors.ResourceExhausted` when there are too many leases."""
         found = self._pool.acquire(keys, allow_gaps=allow_gaps, now_s=now_s, use=use)
         if not found:
             return 0, []

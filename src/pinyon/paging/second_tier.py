@@ -6,8 +6,7 @@ of their total size would, and a demotion costs no history.
 
 The books change at once and list the copies that the change needs, as :class:`Swap`. The owner of the memory makes them
 *in this order*. So a slot may be given away while a copy into it or out of it is still waiting. A promoted block counts
-at once as a block like others; its content arrives soon. Nobody touches a block before its copies are over.
-"""
+at once as a block like others; its content arrives soon. Nobody touches a block before its copies are over."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ SWAPS_OUT_MAX = 1024
 class Swap(NamedTuple):
     """A copy of a block's content to the slot ``out``, then of the content of the slot ``into`` to the block.
 
-    :data:`NO_SLOT` leaves out one of the copies. Both slots may be the same: the contents change places.
-    """
+    :data:`NO_SLOT` leaves out one of the copies. Both slots may be the same: the contents change places."""
 
     block: int
     out: int
@@ -43,12 +41,7 @@ class SecondTier:
     """The slots ``0 .. slots - 1`` of one :class:`pinyon.paging.BlockPool`; ``eviction`` knows both tiers' keys."""
 
     def __init__(
-        self,
-        slots: int,
-        eviction: EvictionPolicy[bytes],
-        refit: Refit = at_once,
-        *,
-        swaps_out_max: int = SWAPS_OUT_MAX,
+        self, slots: int, eviction: EvictionPolicy[bytes], refit: Refit = at_once, *, swaps_out_max: int = SWAPS_OUT_MAX
     ) -> None:
         if slots <= 0:
             raise ValueError(f"slots must be positive, got {slots}")
@@ -95,8 +88,7 @@ class SecondTier:
     def exchange(self, key: bytes, block: int, demoted: bytes, known: Known, now_s: float) -> tuple[Known, bool]:
         """Moves the content of ``key`` to this block, and the block's content, that of ``demoted``, to a slot.
 
-        Returns what is known of ``key``, and False if ``demoted`` is lost instead.
-        """
+        Returns what is known of ``key``, and False if ``demoted`` is lost instead."""
         below = self._take(key)
         # taken only if no other slot is free: an exchange within one slot copies more
         self._free.appendleft(below.slot)

@@ -2,8 +2,7 @@
 
 A probe is work that is placed although the estimates advise against it, so that they are measured again. An instance
 that is believed to be slow gets no requests, and without requests nobody learns that it is fast by now (or that the
-first sample was a hiccup). The same holds for fetching that is believed to be slower than computing.
-"""
+first sample was a hiccup). The same holds for fetching that is believed to be slower than computing."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def rejection(request: PlacementRequest, decisions: Sequence[PlacementDecision])
     """Returns the error that says why none of the decisions, which are all late or slow, is taken.
 
     For the TTFT, the retry hint says when enough of the wait will be over. A request that is too long for its own limit
-    even where nobody waits gets no hint: another limit helps, trying again does not.
-    """
+    even where nobody waits gets no hint: another limit helps, trying again does not."""
     decision = min(decisions, key=lambda each: each.ttft_s)
     if not is_late(request, decision):
         return Rejected(

@@ -15,8 +15,7 @@ class CostColumns:
 
     ``exact``: places where the fetch was priced exactly; any other fetch is an estimate. ``cheapest``: the place of the
     instance with the least cost; another may have been chosen, for its pair or for the limit. ``in_time``: True if
-    another one was chosen because the cheapest would have been late.
-    """
+    another one was chosen because the cheapest would have been late."""
 
     __slots__ = (
         *("cheapest", "cost_s", "exact", "in_time", "local", "prefill_s", "reach", "room_s", "transfer_s", "wait_s"),

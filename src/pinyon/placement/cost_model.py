@@ -6,8 +6,7 @@ are those of its formula (1): computing ``n`` prompt tokens of which ``p`` are r
     t(n, p) = k0 + k1 (n - p) + k2 (n² - p²)
 
 (a constant, the linear layers, attention). All coefficients stay non-negative, so a prediction is never negative, never
-falls when the prompt grows, and never rises when more of it is reused.
-"""
+falls when the prompt grows, and never rises when more of it is reused."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class NonNegativeLeastSquares:
 
     Every sample is divided by what the prior predicts for it, so the fit minimises relative errors and small requests
     count as much as large ones. The unknowns are multiples of the prior's coefficients, at most four. So the normal
-    equations are solved exactly, by trying which coefficients are zero.
-    """
+    equations are solved exactly, by trying which coefficients are zero."""
 
     __slots__ = ("_moments", "_multiples", "_prior", "_shape", "_solved", "_surprised", "_targets", "count")
 
@@ -234,8 +232,7 @@ class PrefillCostModel(_CostModel):
     """Seconds to compute the rest of a prompt; coefficients ``(k0 s, k1 s/token, k2 s/token²)``.
 
     The prior is 2 ms plus 100 µs per token. Attention in it is as heavy as the linear layers at 45,000 tokens (formula
-    (1) of Mooncake with its a = 4, b = 22, d = 8192).
-    """
+    (1) of Mooncake with its a = 4, b = 22, d = 8192)."""
 
     __slots__ = ()
 
@@ -264,8 +261,7 @@ class DecodeCostModel(_CostModel):
     A step reads the weights, does some work for each request of the batch, and reads their KV. The prior is 10 ms, 100
     µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat: while only one batch size
     was seen, a further request costs the same share of the step as in the prior. A slope that is too flat corrects
-    itself as the batch grows. A steep one would keep requests away, and with them the measurements that correct it.
-    """
+    itself as the batch grows. A steep one would keep requests away, and with them the measurements that correct it."""
 
     __slots__ = ()
 

@@ -58,8 +58,7 @@ def parse_priors(text: str) -> Mapping[str, CostPriors]:
     models.
 
     A profile is that of a machine with its engine, or of an engine alone: a built-in one, or a file. Raises
-    :class:`InvalidArgument`.
-    """
+    :class:`InvalidArgument`."""
     priors: dict[str, CostPriors] = {}
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if len(parts) > MODELS_MAX:

@@ -5,8 +5,7 @@ of the paths that such fetches take. For ``pinyon``, the instance that seems bes
 best where it is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
 
 The pass is a loop over unboxed numbers: a thousand instances take a tenth of a millisecond compiled, and some
-milliseconds in Python.
-"""
+milliseconds in Python."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ class Costs:
         """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
 
         An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
-        ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source.
-        """
+        ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source."""
         pool, request, terms, now_s = self.pool, self.request, self.terms, self.now_s
         table = pool.prefills[0].loads
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s

@@ -2,8 +2,7 @@
 
 Decisions are made often and explained seldom, so an entry has what is cheap to keep. That is numbers, a copy of the
 load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` turns it into
-sentences. No block keys, no tenants, no names of sessions or users are kept.
-"""
+sentences. No block keys, no tenants, no names of sessions or users are kept."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class DecisionLog:
 
     Decisions are numbered from ``first`` on, which should differ in each process: a measurement names the number of its
     placement, which may stem from the process before. For each request, :meth:`consider` is called with the policy's
-    decision before that is counted; then :meth:`placed` or :meth:`refused`.
-    """
+    decision before that is counted; then :meth:`placed` or :meth:`refused`."""
 
     def __init__(self, most: int, bytes_max: int, first: int) -> None:
         self._most = most

@@ -8,8 +8,7 @@ request's own time between tokens:
     cost = tbt(n + 1) + n * (per request + per token of KV * (tokens - shared))
 
 for the ``n`` requests that are there: shared KV is read once, and not once more. Another instance is preferred to the
-least loaded one only if it costs less. The cost grows with the batch, so no prefix piles up at one instance.
-"""
+least loaded one only if it costs less. The cost grows with the batch, so no prefix piles up at one instance."""
 
 from __future__ import annotations
 

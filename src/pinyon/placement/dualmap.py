@@ -20,8 +20,7 @@ Where the paper differs or is silent:
   and 1 / n in a sliding window (``hotness``).
 - An instance counts as held up by decoding if a request waits there and nothing was completed for ``stuck_s``, since
   the last completion or since the request came. That time is added to what is expected of its queue (A.8).
-- The time that a waiting request would still take is what was predicted when it was placed there (Eq. 6).
-"""
+- The time that a waiting request would still take is what was predicted when it was placed there (Eq. 6)."""
 
 from __future__ import annotations
 

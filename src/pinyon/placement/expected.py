@@ -1,8 +1,7 @@
 """Blocks that instances do not hold yet but will: those of the prompts that were placed there.
 
 Mooncake §4.1 updates an instance's cache at placement. Only that instance counts on them: blocks that are not computed
-cannot be fetched.
-"""
+cannot be fetched."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class ExpectedBlocks:
 
     They are in a hash table from fingerprint to the number of a set of instances, with open addressing; half of the
     places are free, at least. It does not shrink: 8 bytes a place. A key's place differs in each process, as with a
-    dict of texts. Otherwise a client that chooses its keys could put them all in one place.
-    """
+    dict of texts. Otherwise a client that chooses its keys could put them all in one place."""
 
     def __init__(self) -> None:
         self._secret: i64 = hash("a place in the table") | 1

@@ -4,8 +4,7 @@ Times of the others are the cost models' as they stood at the decision. Where th
 of two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none,
 is said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what
 others would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a
-threshold, a ring).
-"""
+threshold, a ring)."""
 
 from __future__ import annotations
 

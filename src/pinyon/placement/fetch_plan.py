@@ -30,8 +30,7 @@ class FetchPlanner:
         From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store
         node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network). Next
         come the one with the fewest blocks being read, and the next one after the reader. So readers of a hot prefix
-        spread over its replicas on store nodes, or else over its peers.
-        """
+        spread over its replicas on store nodes, or else over its peers."""
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 

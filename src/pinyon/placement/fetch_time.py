@@ -5,8 +5,7 @@ the others beside it moves ``B`` bytes at most; so the bytes before it are
 
     min(bytes of all others, B x how many they are)
 
-at the source and at the reader. It waits for the longer one of the two: the same bytes may be in both.
-"""
+at the source and at the reader. It waits for the longer one of the two: the same bytes may be in both."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ class Fleet:
     """The owner of the :class:`InstanceState` objects and of what is in flight on them.
 
     ``version`` grows when an instance joins, leaves, or becomes schedulable or not, and when ``settling`` changes; not
-    with each load report. While the fleet is ``settling``, there may be instances that are not known yet.
-    """
+    with each load report. While the fleet is ``settling``, there may be instances that are not known yet."""
 
     def __init__(
         self,
@@ -78,8 +77,7 @@ class Fleet:
     def join(self, info: InstanceInfo, now_s: float) -> InstanceState:
         """Adds a new instance, or a new boot of a known one: then all that was known of the old boot is void.
 
-        Raises :class:`ResourceExhausted` at the limit of instances.
-        """
+        Raises :class:`ResourceExhausted` at the limit of instances."""
         if info.instance_id in self._by_id:
             self.leave(info.instance_id)
         if len(self._by_id) >= self._instances_max:
@@ -196,8 +194,7 @@ class Fleet:
         """Returns the pools where requests for the model can run; never empty.
 
         Raises :class:`NotFound` if no known instance serves it, :class:`Unavailable` if there is no instance at all or
-        none that serves it can take a request now.
-        """
+        none that serves it can take a request now."""
         pools = self._pools.get(model)
         if pools is None:
             pools = self._build_pools(model)

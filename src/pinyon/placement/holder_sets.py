@@ -2,8 +2,7 @@
 
 Ten million keys have some thousands of different sets, for the keys of one prompt are held by the same few. A set is a
 mask, an ``int`` with a bit per *row*; a row stands for content that one holder reported, and belongs to the index. A
-set never changes: a key that gets one more holder gets another set. Number 0 is the empty set.
-"""
+set never changes: a key that gets one more holder gets another set. Number 0 is the empty set."""
 
 from __future__ import annotations
 

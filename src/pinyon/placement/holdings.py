@@ -2,8 +2,7 @@
 
 What a holder reports is stored under a *row* of the sets. Rows come and go: a snapshot is stored under a new one, and a
 holder that is dropped leaves one behind. A void row is in no answer from that moment on, and is cleared from the table
-in portions (:meth:`Holdings.collect`). Nothing here takes long at once.
-"""
+in portions (:meth:`Holdings.collect`). Nothing here takes long at once."""
 
 from __future__ import annotations
 

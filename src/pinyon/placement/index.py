@@ -4,8 +4,7 @@ The index is a hint: it lags behind the instances by a report, and a reader find
 really there. So it may forget the oldest keys when it is full, it may know only a sample of the keys
 (:mod:`pinyon.core.key_sample`), and it never needs to be written to disk.
 
-This file follows what the instances say; :mod:`pinyon.placement.holdings` stores it.
-"""
+This file follows what the instances say; :mod:`pinyon.placement.holdings` stores it."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class BlockIndex:
     """Key → holders for any number of instances, with at most ``keys_max`` keys.
 
     When the index is full, the keys that came first go, but those that were looked up or stored again lately stay.
-    ``evicted`` counts the (key, holder) pairs that went: their reuse is lost, nothing else.
-    """
+    ``evicted`` counts the (key, holder) pairs that went: their reuse is lost, nothing else."""
 
     def __init__(self, keys_max: int, sets_max: int = SETS_MAX, advise: Advise | None = None) -> None:
         """Starts without holders. ``advise`` is told where in memory the keys will be."""
@@ -117,8 +115,7 @@ class BlockIndex:
     def new_session(self, holder: Holder) -> None:
         """Demands a snapshot before further changes: the instance connected again, and changes may have been lost.
 
-        What is known stays until that snapshot is complete; most of it is still true.
-        """
+        What is known stays until that snapshot is complete; most of it is still true."""
         held = self._held[holder.bit]
         held.synced = held.loading = held.resync_asked = False
 
@@ -146,8 +143,7 @@ class BlockIndex:
     ) -> Intake:
         """Applies one change: keys now held, then keys no longer held (packed, :mod:`pinyon.core.block_keys`).
 
-        ``more``: it is another part of the change that was applied last.
-        """
+        ``more``: it is another part of the change that was applied last."""
         held = self._held[holder.bit]
         if not held.synced or seq != held.seq + (not more):
             return self._gap(held)
@@ -164,8 +160,7 @@ class BlockIndex:
         """Returns who holds how much of the beginning of a prompt with these keys, of which the first ``limit`` count.
 
         With ``expected``, the match also says who will hold how much soon. One key in ``every`` is looked up: the
-        blocks between two of them are held by whoever holds the second one.
-        """
+        blocks between two of them are held by whoever holds the second one."""
         count = len(packed_keys) // KEY_BYTES
         if limit is not None and limit < count:
             count = max(0, limit)
@@ -191,12 +186,7 @@ class BlockIndex:
 
 
 def _look_up(
-    table: KeyTable,
-    holders_of: HoldersOf,
-    packed_keys: bytes,
-    keys: i64,
-    expected: ExpectedBlocks | None,
-    every: i64,
+    table: KeyTable, holders_of: HoldersOf, packed_keys: bytes, keys: i64, expected: ExpectedBlocks | None, every: i64
 ) -> tuple[int, PrefixMatch]:
     """Follows a prompt's keys until one that nobody holds. Returns the slot of the last key that was found, or -1, and
     who holds how much of the prompt. Of the first ``keys`` keys, one in ``every`` counts."""

@@ -64,8 +64,7 @@ class InFlightTable:
     The reverse is not so: a request whose prompt is computed is still to be decoded.
 
     Only computing waits for the engine: fetches go on beside it. While the prefill part counts, its instance is
-    expected to hold the prompt's blocks soon.
-    """
+    expected to hold the prompt's blocks soon."""
 
     def __init__(
         self,
@@ -136,8 +135,7 @@ class InFlightTable:
         ``expected``: packed keys of the blocks that the prefill instance does not hold yet, and that others may reuse
         later. ``request``: for :meth:`waiting`; ``first_s``: when it was placed first, if it was elsewhere before.
         ``decoded_keys``: packed keys of the blocks that others may share while it is decoded; ``decode_blocks`` are
-        without those that it shares there itself.
-        """
+        without those that it shares there itself."""
         self.release(request_id)
         if self._expected_keys + len(expected) // KEY_BYTES > self._expected_keys_max:
             expected = b""

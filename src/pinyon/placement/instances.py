@@ -22,8 +22,7 @@ class InstanceInfo:
     """The registration of an instance; it never changes during one boot.
 
     ``layout`` is None for store nodes. A limit of 0 (``max_batch``, ``max_context_tokens``, ``capacity_blocks``) means
-    that the instance named none.
-    """
+    that the instance named none."""
 
     instance_id: str
     boot_id: str
@@ -113,8 +112,7 @@ class InstanceState:
     ``bit`` names the instance in the block index and in sets of holders. The ``inflight_*`` sums are what placements
     added and no report has taken back yet; they are integers, so that they return to exactly zero. ``*_learned_s`` are
     when each cost was measured last, or should have been: a request was placed for that. An estimate that keeps work
-    away keeps measurements away too, so it must not hold for ever.
-    """
+    away keeps measurements away too, so it must not hold for ever."""
 
     info: InstanceInfo
     bit: int
@@ -182,8 +180,7 @@ class InstanceState:
 
         Other requests do not wait for it: what is queued and learned is the time of the first node. The last long chunk
         takes as long on each further node as on the first; a shorter one behind it arrives hardly later. A prompt of
-        less than a chunk passes through them with what was queued before it, as far as that fits into a step.
-        """
+        less than a chunk passes through them with what was queued before it, as far as that fits into a step."""
         further, most, model = self.info.stages - 1, self.info.chunk_tokens, self.prefill_model
         if not further:
             return 0.0

@@ -15,8 +15,7 @@ class PlacementPolicy(Protocol):
     same answers.
 
     It is only called with at least one prefill and one decode instance. Whether the decision meets the SLO is judged
-    afterwards (:mod:`pinyon.placement.admission`).
-    """
+    afterwards (:mod:`pinyon.placement.admission`)."""
 
     @property
     def name(self) -> str:

@@ -5,8 +5,7 @@ here is a hint. A key may be in two buckets of eight slots (two-choice hashing, 
 one while that has room, so most look-ups touch one cache line. Growth splits a few buckets at a time (linear hashing,
 Litwin 1980) over arrays that are reserved at full size: memory that was never touched costs nothing.
 
-Loops over unboxed numbers look keys up and store them: fast where compiled, some microseconds a key in Python.
-"""
+Loops over unboxed numbers look keys up and store them: fast where compiled, some microseconds a key in Python."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def _address(array: NDArray[Any]) -> int:
 class KeyTable:
     """Fingerprint → number of a holder set, and a stamp. A slot whose fingerprint is 0 is free.
 
-    The table does not know what a slot stands for: callers that free slots keep the books.
-    """
+    The table does not know what a slot stands for: callers that free slots keep the books."""
 
     def __init__(self, keys_max: int, push_out: Callable[[list[int]], None], advise: Advise | None = None) -> None:
         """Makes an empty table. ``push_out`` frees one of these slots, for a new key that has no other place."""

@@ -25,8 +25,7 @@ class KvCacheCentricSettings:
     computing it, if the TTFT gets longer by at most this share.
 
     ``adapt``: the threshold begins at ``balancing_threshold``; from there it follows what is measured
-    (:mod:`pinyon.placement.threshold_tuner`).
-    """
+    (:mod:`pinyon.placement.threshold_tuner`)."""
 
     balancing_threshold: float = 2.0
     sharing_patience: float = 0.25
@@ -55,8 +54,7 @@ class KvCacheCentric:
       at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
       little sooner done. All of them would be busy with the same prefix: see ``sharing_patience``;
     - a fetch that would be slower is made all the same now and then, when nothing was measured for long;
-    - the last prompt token is always computed: its logits give the first token.
-    """
+    - the last prompt token is always computed: its logits give the first token."""
 
     name: ClassVar[str] = "kvcache_centric"
 

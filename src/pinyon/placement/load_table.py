@@ -1,7 +1,6 @@
 """The work of all instances side by side, so that a policy looks at a thousand of them as quickly as at ten.
 
-Each column is a ``vec``, whose elements compiled loops read and write as C does.
-"""
+Each column is a ``vec``, whose elements compiled loops read and write as C does."""
 
 from __future__ import annotations
 

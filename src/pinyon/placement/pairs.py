@@ -37,8 +37,7 @@ class PoolRings:
     A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
     instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one more on it half a
     millisecond, and one to pass over next to nothing. So a ring keeps members that are not in the pool of this request,
-    and :meth:`HashRing.owner` is asked among those that are.
-    """
+    and :meth:`HashRing.owner` is asked among those that are."""
 
     def __init__(
         self, virtual_nodes: int, seeds: tuple[int, ...], hotness: HotnessSettings, groups_max: int = GROUPS_MAX

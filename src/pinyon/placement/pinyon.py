@@ -16,8 +16,7 @@ of what was placed there before. It is a longer one if that can be fetched in le
 
 Where the request's own time there exceeds its limit, the cheapest of the instances that are in time is chosen, if any.
 
-:mod:`pinyon.placement.costs` works the costs out.
-"""
+:mod:`pinyon.placement.costs` works the costs out."""
 
 from __future__ import annotations
 

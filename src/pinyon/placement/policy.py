@@ -31,8 +31,7 @@ class PlacementRequest:
 
     ``max_tokens`` 0 is unknown. An SLO of 0 is off. ``exclude`` names instances not to use in any way.
     ``ttft_slo_named``: the limit is the request's own, and kept to the letter. Else it is the conductor's default,
-    which is there against load and refuses no request for the length of its prompt.
-    """
+    which is there against load and refuses no request for the length of its prompt."""
 
     request_id: str
     model: str
@@ -95,8 +94,7 @@ class PlacementDecision:
 
     Seconds: ``queue_s`` until its turn comes, ``transfer_s`` to fetch, ``prefill_s`` to compute, ``tbt_s`` between
     tokens. ``room_s``: the wait for KV blocks, first those of the decode instance, then those of a prefill instance
-    elsewhere.
-    """
+    elsewhere."""
 
     __slots__ = (
         *("alternate", "considered", "decode", "doubts_transfer", "drain_s", "fetches", "local_blocks", "policy"),
@@ -161,8 +159,7 @@ class Pool:
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``asked``: the bits of those
     of the ``sources`` that may be asked for this request. ``together``: the instance that prefills a request also
-    decodes it.
-    """
+    decodes it."""
 
     layout: KvLayout
     prefills: tuple[InstanceState, ...]

@@ -1,7 +1,6 @@
 """The result of a look-up in the block index: who holds how much of one prompt's beginning.
 
-A set of holders is an ``int`` with a bit per holder.
-"""
+A set of holders is an ``int`` with a bit per holder."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class PrefixMatch:
     """The holders of a prompt's beginning, and how much of it each holds.
 
     ``runs`` are ``(first block, mask of holders)`` where the set of holders changes. Every block before ``blocks`` has
-    a holder and the one after has none. Neither is ever changed.
-    """
+    a holder and the one after has none. Neither is ever changed."""
 
     __slots__ = ("_all", "_extents", "_leading", "_soon", "blocks", "runs")
 
@@ -138,8 +136,7 @@ class PrefixMatch:
         ``most`` of them; there are never more than runs. ``mask``: who may be asked.
 
         Each span goes as far as any one source does, so there are as few as possible. Requires ``end_block <=
-        extent(first_block, mask)``.
-        """
+        extent(first_block, mask)``."""
         runs = self.runs
         spans: list[tuple[int, int, int]] = []
         index = 0

@@ -3,8 +3,7 @@
 Instances are added where first tokens are not in time, or all instances are overloaded. Many are added at once, since
 one would not work off a queue that has built up. They are removed one by one, while those that stay would be idle
 enough. Both go by predictions, as those come before anybody has waited. The paper prints no rule; these bounds are
-ours.
-"""
+ours."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class Scheduler:
 
         Raises :class:`NotFound` (model), :class:`InvalidArgument` (does not fit into any instance),
         :class:`Unavailable` (no instance), :class:`Rejected` (SLO), :class:`ResourceExhausted` (in-flight limit). While
-        the fleet is settling, refusals that a further instance may prove wrong are :class:`Unavailable`.
-        """
+        the fleet is settling, refusals that a further instance may prove wrong are :class:`Unavailable`."""
         fleet = self._fleet
         fleet.inflight.shares_no_more(request.request_id)
         decision, pool, match = self._settled(request, now_s)

@@ -3,8 +3,7 @@
 Instances report their largest groups; placements that have not ended are added. What later requests will share with a
 placement is not known yet, so it counts at depths each of which is four times the one before. What is found is thus at
 least a quarter of what is shared, as far as whole levels go, until the instance reports it. Instances that read shared
-KV once for each request are left out.
-"""
+KV once for each request are left out."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Most requests are placed by the threshold in force, some by the next lower and the next higher one, drawn by lot, so
 that all three meet the same load. They are judged by how long it took until a prompt was computed, as a multiple of how
-long that takes alone and without reuse. A neighbour that has clearly done better is in force from then on.
-"""
+long that takes alone and without reuse. A neighbour that has clearly done better is in force from then on."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ class TransferCostModel:
     """Seconds to fetch KV into one instance: a start plus bytes over bandwidth, for each kind of path.
 
     A kind that was not measured is as many times slower than its prior as the reader's other paths are than theirs. As
-    long as nothing was measured, it is as its prior: 1 ms and 1 GB/s.
-    """
+    long as nothing was measured, it is as its prior: 1 ms and 1 GB/s."""
 
     __slots__ = ("_all", "_known", "_paths", "_priors")
 

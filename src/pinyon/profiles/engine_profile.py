@@ -1,8 +1,7 @@
 """The length of an engine's steps: a formula, and its numbers for some model on some machine.
 
 The numbers are data (``engines/NAME.json``, or a user's file with the same fields), each with where it comes from:
-``stated`` by the source, or ``assumed`` by us and why.
-"""
+``stated`` by the source, or ``assumed`` by us and why."""
 
 from __future__ import annotations
 

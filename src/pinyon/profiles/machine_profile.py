@@ -1,7 +1,6 @@
 """The parts of one instance besides its engine: memory for KV, and the links over which KV moves.
 
-Numbers are data (``machines/NAME.json``, or a user's file with the same fields), as those of engines.
-"""
+Numbers are data (``machines/NAME.json``, or a user's file with the same fields), as those of engines."""
 
 from __future__ import annotations
 

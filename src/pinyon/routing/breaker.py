@@ -5,8 +5,7 @@ time; one such failure is enough. The other is that it *fails*: answers break of
 own. Requests may be to blame for that, so it takes several failures, and half of all. Never are more than half of the
 servers left out for failing, so that a client whose requests break servers cannot end the service for everybody.
 
-A server that was left out is tried with one request when its pause is over; each failure doubles the pause.
-"""
+A server that was left out is tried with one request when its pause is over; each failure doubles the pause."""
 
 from __future__ import annotations
 

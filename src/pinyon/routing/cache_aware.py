@@ -18,8 +18,7 @@ class CacheAwareSettings:
     """Thresholds, by default those of that router at the time; later ones are 0.3, 64 and 1.5.
 
     ``threshold`` is the share of the prompt that must match. The load is uneven when the busiest target has over
-    ``balance_abs`` requests more than the idlest, and over ``balance_rel`` times as many.
-    """
+    ``balance_abs`` requests more than the idlest, and over ``balance_rel`` times as many."""
 
     threshold: float = 0.5
     balance_abs: int = 32

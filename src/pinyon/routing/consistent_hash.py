@@ -1,8 +1,7 @@
 """The target that a user's or session's key falls to on a hash ring: SkyWalker-CH (§3.2), and baseline CH of §5.1.
 
 Both are one policy. The baseline pushes blindly, so every target is available. SkyWalker-CH pushes selectively and goes
-on to the next virtual node of an available target (Listing 1, line 26), in both layers.
-"""
+on to the next virtual node of an available target (Listing 1, line 26), in both layers."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A *demand* says which targets a request may go to; requests with the same demand wait for the same. Start-time fair
 queueing (Goyal et al., SIGCOMM '96) goes on among the tenants of the demands that have room: a demand that has none
 holds up nobody else. A tenant that could not go on for lack of room starts again where the others are. The turns it
-missed are lost, like any that were not asked for.
-"""
+missed are lost, like any that were not asked for."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ TENANTS_MAX = 8192
 class WaitingRequest:
     """A request that waits, with the ``tokens`` it may take.
 
-    Of one tenant and demand, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique.
-    """
+    Of one tenant and demand, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique."""
 
     __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens")
 
@@ -76,8 +74,7 @@ class TenantLengths:
 class FairTurns:
     """The waiting requests, by demand and tenant.
 
-    A step searches one sorted list for each demand that its tenant waits with, and looks at each demand of anybody.
-    """
+    A step searches one sorted list for each demand that its tenant waits with, and looks at each demand of anybody."""
 
     def __init__(self) -> None:
         self._turns: dict[int, list[tuple[int, int, Tenant]]] = {}

@@ -6,8 +6,7 @@ There are three allow lists, and a request goes only where all of them let it:
 - its tenant's, where one is written down;
 - the sending region's, by the first rule that speaks of it.
 
-A region's *tags* say what it is: ``eu``, ``gdpr``. A *pattern* is a region's name, a tag, or ``*``.
-"""
+A region's *tags* say what it is: ``eu``, ``gdpr``. A *pattern* is a region's name, a tag, or ``*``."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class Rule:
 class Geography:
     """The rules, the allow lists of tenants, and the ``tags`` of regions by name; a region not listed has none.
 
-    A region that no rule speaks of may send anywhere.
-    """
+    A region that no rule speaks of may send anywhere."""
 
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
@@ -94,8 +92,7 @@ def parse_geography(document: Any) -> Geography:
     """Returns the geography in a file's JSON. Raises an :class:`InvalidArgument` that names what is wrong.
 
     The form is ``{"regions": {NAME: [TAG, …]}, "rules": [{"from": [PATTERN, …], "to": [PATTERN, …]}],
-    "tenants": {TENANT: [PATTERN, …]}}``, each member optional.
-    """
+    "tenants": {TENANT: [PATTERN, …]}}``, each member optional."""
     document = _table(document, "the policy", ("regions", "rules", "tenants"))
     regions = _table(document.get("regions", {}), "regions")
     tenants = _table(document.get("tenants", {}), "tenants")

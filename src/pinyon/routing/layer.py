@@ -1,7 +1,6 @@
 """One layer of routing: the targets that a load balancer pushes to, which are available, and which gets a request.
 
-There are two layers (SkyWalker §3.1): the instances of the region, and the load balancers of other regions.
-"""
+There are two layers (SkyWalker §3.1): the instances of the region, and the load balancers of other regions."""
 
 from __future__ import annotations
 
@@ -104,11 +103,7 @@ class Layer:
         return [each for each in targets if (allowed is None or each.name in allowed) and each.name not in exclude]
 
     def spare(
-        self,
-        now_s: float,
-        allowed: Container[str] | None = None,
-        exclude: Collection[str] = (),
-        most: int = UNLIMITED,
+        self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = (), most: int = UNLIMITED
     ) -> int:
         """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``most``; looks
         at no more targets than it has to."""
@@ -165,8 +160,7 @@ class Layer:
     def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:
         """Returns whether :meth:`choose` would name a full target, in case a conductor makes the choice.
 
-        The conductor may choose any sound target, so none may have so many waiting that it admits no more.
-        """
+        The conductor may choose any sound target, so none may have so many waiting that it admits no more."""
         available, full = self.available(now_s, exclude=exclude), self.full(now_s, exclude=exclude)
         if len(available) == len(self._targets) or self._policy.waits_for(request, available, full) is None:
             return False

@@ -2,8 +2,7 @@
 
 The conductor knows what instances hold and predicts times. A load balancer knows what it sent where and what instances
 say of their load. From that, its routing policy chooses the prefill instance, then a decode instance that KV can move
-to from there. A mixed instance with room to decode keeps the request, and no KV moves.
-"""
+to from there. A mixed instance with room to decode keeps the request, and no KV moves."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class PairCandidate:
     """An instance that may take requests.
 
     ``group`` names weights and KV layout: KV moves only inside a group. ``max_batch`` and ``max_context`` (tokens) are
-    0 when the instance named none.
-    """
+    0 when the instance named none."""
 
     instance_id: str
     address: str
@@ -49,15 +47,11 @@ class InstanceGroup:
 
 
 def serving_groups(
-    candidates: Sequence[PairCandidate],
-    total_tokens: int,
-    exclude: Collection[str] = (),
-    avoided: Collection[str] = (),
+    candidates: Sequence[PairCandidate], total_tokens: int, exclude: Collection[str] = (), avoided: Collection[str] = ()
 ) -> list[InstanceGroup]:
     """Returns the groups that can serve ``total_tokens`` (prompt and generation) without the excluded instances.
 
-    Instances that just failed (``avoided``) are included only where no group could serve without them.
-    """
+    Instances that just failed (``avoided``) are included only where no group could serve without them."""
     groups: dict[str, InstanceGroup] = {}
     for candidate in candidates:
         if candidate.instance_id in exclude or 0 < candidate.max_context < total_tokens:
@@ -90,8 +84,7 @@ def choose_pair(groups: Sequence[InstanceGroup], layer: Layer, request: Routed, 
     """Returns a pair from one of the groups (:func:`serving_groups`), or None when there are none.
 
     The pair has room by the layer's pushing rule, or is a full mixed instance whose cache the policy thinks worth
-    waiting for. If there is no such pair, any instances of the layer will do.
-    """
+    waiting for. If there is no such pair, any instances of the layer will do."""
     pair = _choose(groups, layer, request, layer.available(now_s), layer.full(now_s))
     return _choose(groups, layer, request, layer, ()) if pair is None else pair
 

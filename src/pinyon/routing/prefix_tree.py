@@ -26,8 +26,7 @@ class PrefixTreeSettings:
 class LongestPrefix:
     """The least full target with the longest prefix; among about equally full ones, the nearest.
 
-    A full target wins if it holds ``explore_below`` of the prompt that no target with room holds.
-    """
+    A full target wins if it holds ``explore_below`` of the prompt that no target with room holds."""
 
     name: ClassVar[str] = "skywalker"
 

@@ -6,8 +6,7 @@ the oldest records go.
 
 Keys are chained (:mod:`pinyon.routing.routing_keys`): a key says all that came before it. So this trie is small and
 quick. One table finds the node that begins with a key, whatever its parent. And two runs of keys that agree in one
-place agree in all before it, so a binary search finds where they part.
-"""
+place agree in all before it, so a binary search finds where they part."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class PrefixTrie:
         self._left: set[int] = set()
         """Places of removed targets that still have records.
 
-        Such a place is free only once these have gone, so that what was sent before a restart never counts after it.
-        """
+        Such a place is free only once these have gone, so that what was sent before a restart never counts after it."""
         self.chunks = 0
 
     def __len__(self) -> int:

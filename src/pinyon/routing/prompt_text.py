@@ -2,8 +2,7 @@
 
 The text stands for the beginning of the prompt, which a chat template makes that only the server has. The same
 conversation must give the same text, however its JSON is spaced and its members are ordered. A conversation that goes
-on must begin with the text it had before. Tools and instructions come before the messages, as in all templates.
-"""
+on must begin with the text it had before. Tools and instructions come before the messages, as in all templates."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def prompt_text(body: Mapping[str, Any]) -> bytes:
     """Returns the text of a JSON body for OpenAI's completions, chats and responses, or Anthropic's messages.
 
     A member of another form adds nothing, or its JSON; the server gets it unchanged and may know better. Of several
-    prompts, only the first counts.
-    """
+    prompts, only the first counts."""
     if "prompt" in body:
         return _of_prompt(body["prompt"])
     parts: list[str] = []

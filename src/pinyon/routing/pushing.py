@@ -7,8 +7,7 @@ goes to targets that looked free, and every region sends its own to the same one
 
 When a target has room, the next request in the queue goes there, and computes again what a target holds that is full at
 this moment. Where many share prefixes, that fills the memory of all targets with the same. So a few requests may wait
-at the *door* of a full target, if a policy wants them there for what it holds.
-"""
+at the *door* of a full target, if a policy wants them there for what it holds."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class PendingSettings:
     ``credits``: push no more between two reports than there is room for; without, as in the paper. ``burst``: requests
     for a target that does not say how much room it has. ``stale_s``: seconds after which a report no longer counts.
     ``queue``: requests that may wait at another region's load balancer (τ of Listing 1). ``door``: requests that may
-    wait at a full instance that has their prompt; 0: they go where there is room. Only with credits.
-    """
+    wait at a full instance that has their prompt; 0: they go where there is room. Only with credits."""
 
     credits: bool = True
     burst: int = 4

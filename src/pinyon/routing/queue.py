@@ -11,8 +11,7 @@ Requests are numbers, so calls can be recorded and replayed. These rules keep re
   that it may go to. Its *demand* says which: equal demands wait for the same targets. The caller says which demands
   have no room now; they hold up no others, of the same tenant or of another.
 - **Urgency**: a request of priority ``p`` goes as if it had come ``p * ageing_s`` seconds later, within its tenant. The
-  urgent go first, and nobody waits forever.
-"""
+  urgent go first, and nobody waits forever."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _PUT_BACK = -(1 << 62)
 class QueuePace:
     """The mean time between two requests that go on, while others wait: how long the next takes.
 
-    Requests that go at the same moment share the time since the moment before, as room is found for many at once.
-    """
+    Requests that go at the same moment share the time since the moment before, as room is found for many at once."""
 
     def __init__(self) -> None:
         self._gap_s = 0.0
@@ -84,8 +82,7 @@ class RequestQueue:
     before that, and ``put_back`` a slot for a place.
 
     A slot may stay free while no waiting request has room. Whenever there may be room for more, and after a ``leave``,
-    call ``next`` until it returns None.
-    """
+    call ``next`` until it returns None."""
 
     def __init__(self, slots: int, limit: int, ageing_s: float = AGEING_S) -> None:
         """Sets the seconds ``ageing_s`` that one level of priority is worth (0: none). Raises :class:`ValueError`."""
@@ -110,8 +107,7 @@ class RequestQueue:
     def reserve(self, number: int, tenant: str, now_s: float) -> int | None:
         """Takes a place. Returns the number of the request that lost its place for it, if one did.
 
-        Raises :class:`ResourceExhausted` when the queue is full. No two requests with a place have the same number.
-        """
+        Raises :class:`ResourceExhausted` when the queue is full. No two requests with a place have the same number."""
         self._check_new(number)
         if now_s > self._now_s:
             self._now_s = now_s
@@ -164,8 +160,7 @@ class RequestQueue:
         """Returns whether the request, which is ready and has a place, gets a slot now; otherwise it waits.
 
         ``tokens``, prompt and generation, measure its tenant's share. ``open``: its demand has room now, but not for a
-        newcomer while another waits with the same demand. Raises :class:`InvalidArgument` for an unknown priority.
-        """
+        newcomer while another waits with the same demand. Raises :class:`InvalidArgument` for an unknown priority."""
         tenant = self._places.get(number)
         if tenant is None or number not in tenant.reserved:
             raise ValueError(f"request {number} has no reserved place")
@@ -219,8 +214,7 @@ class RequestQueue:
         """Takes back the slot of a request that its target refused, and lets it wait where it did before.
 
         The arguments are those of :meth:`enter`, called at ``entered_s``. The request goes before those that came at
-        the same moment, and its tenant is not charged twice. It always has a place, as its slot was counted before.
-        """
+        the same moment, and its tenant is not charged twice. It always has a place, as its slot was counted before."""
         self._check_new(number)
         check_priority(priority, "priority")
         if not self.in_flight:

@@ -1,8 +1,7 @@
 """Limits on a tenant's requests and tokens per minute, each a bucket that fills evenly.
 
 A bucket holds a minute's worth, so what was not used in the last minute may come at once. A request takes its tokens
-(prompt and all it may generate) before it waits for its turn, and gives back what it did not use.
-"""
+(prompt and all it may generate) before it waits for its turn, and gives back what it did not use."""
 
 from __future__ import annotations
 

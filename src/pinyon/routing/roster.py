@@ -3,8 +3,7 @@
 A conductor that has just started knows nobody until instances register with it, and so sends an empty or short list.
 That is no news of the others. An instance known from before stays until the conductor has listed it (from then on its
 word counts), says that its list is whole, or a grace time is over. When most known instances are missing at once from
-a list taken as whole, the conductor lost them, for they hardly died together: they stay for the grace time, too.
-"""
+a list taken as whole, the conductor lost them, for they hardly died together: they stay for the grace time, too."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ taken for one cost one prefill, and nothing else.
 prefixes. A chunk consists of tokens where there is a tokenizer, and of bytes for servers that have their own; a last
 partial chunk has no key. Keys are packed: ``n`` of them are ``8 * n`` bytes.
 
-With a single region, a prompt's block keys serve as well (:func:`keys_of_blocks`), as they are computed anyway.
-"""
+With a single region, a prompt's block keys serve as well (:func:`keys_of_blocks`), as they are computed anyway."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def routing_root(model: str, tenant: str, secret: bytes = b"", cache_salt: str =
     """Returns the start of the key chain for a tenant's prompts for a model.
 
     Fields are length-prefixed, so no two combinations collide. ``secret`` is the cluster's: without it, nobody can make
-    prompts that meet another's in a trie.
-    """
+    prompts that meet another's in a trie."""
     parts = ("pinyon-route-v1", model, tenant, cache_salt)
     data = b"".join([len(raw).to_bytes(4, "little") + raw for raw in [part.encode("utf-8") for part in parts]])
     return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_64_digest(data)

@@ -1,8 +1,7 @@
 """The load of an inference server: by the metrics that it shows to Prometheus, or as learned from its refusals.
 
 Each kind of server has two gauges that matter: how many requests it runs, and how many it has accepted and has no room
-in its batch for (SkyWalker §3.3). Only the lines of these gauges are read.
-"""
+in its batch for (SkyWalker §3.3). Only the lines of these gauges are read."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class ServerKind:
 
     It may say how many requests its batch holds: at one of ``paths``, in that JSON as one of ``members``, each the
     steps to a number. Both are tried in turn until one tells it. Its ``health`` is asked for at ``/health``, unless
-    another path is named.
-    """
+    another path is named."""
 
     name: str
     pending: bytes
@@ -75,8 +73,7 @@ class LearnedCapacity:
     """The number of requests that a server takes at once, learned from refusals where the server does not say.
 
     The value begins with a guess. A refusal (429, 503) shrinks it by a quarter. Each time it was used up and everybody
-    got an answer, it grows by one: additive increase, multiplicative decrease.
-    """
+    got an answer, it grows by one: additive increase, multiplicative decrease."""
 
     def __init__(self, guess: int = CAPACITY_GUESS) -> None:
         self.value = guess

@@ -1,7 +1,6 @@
 """The state that a load balancer keeps of one target: an instance of its region, or another region.
 
-With it come the parts of a request that a choice among targets depends on, and the choices by load alone.
-"""
+With it come the parts of a request that a choice among targets depends on, and the choices by load alone."""
 
 from __future__ import annotations
 

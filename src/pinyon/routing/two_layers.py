@@ -1,8 +1,7 @@
 """The way of a request: an instance of its region, else another region, else the queue (SkyWalker §3.1, Listing 1).
 
 A request from another region (its ``sender``) is placed here or refused, and never goes on to a third. So there are no
-loops, whatever load balancers believe of each other.
-"""
+loops, whatever load balancers believe of each other."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Where(StrEnum):
 class RoutingChoice(NamedTuple):
     """A decision. Its ``target`` is an instance, an adopted cluster, or another load balancer.
 
-    The target is empty when the request waits, and for ``LOCAL`` where a conductor places requests.
-    """
+    The target is empty when the request waits, and for ``LOCAL`` where a conductor places requests."""
 
     where: Where
     target: str = ""
@@ -63,8 +61,7 @@ class ModelRoom(NamedTuple):
     """The room for a model that another region is told of.
 
     There are ``targets``, of which ``available`` have room, and ``running`` requests. Each load balancer with a share
-    may send ``share`` further requests (None: nothing is counted).
-    """
+    may send ``share`` further requests (None: nothing is counted)."""
 
     targets: int
     available: int
@@ -81,8 +78,7 @@ class TwoLayers:
         self.adopted: dict[str, tuple[str, Layer]] = {}
         """Instances of other regions that are served from here while no load balancer there works (§4.2).
 
-        By the cluster's name: the region they are in, by which law goes, and their layer.
-        """
+        By the cluster's name: the region they are in, by which law goes, and their layer."""
         self.geography = geography
 
     def choose(self, route: RoutedRequest, now_s: float, *, conducted: bool = False) -> RoutingChoice:
@@ -113,8 +109,7 @@ class TwoLayers:
     ) -> RoutingChoice | None:
         """Chooses an instance of the region or an adopted one, which counts as local (§4.2); None if none has room.
 
-        The instance that has the prompt is preferred, then the least busy.
-        """
+        The instance that has the prompt is preferred, then the least busy."""
         found: RoutingChoice | None = None
         best = (-1, 0.0)
         for name in ([""] if here else []) + list(adopted):
@@ -164,8 +159,7 @@ class TwoLayers:
     def room_for(self, region: str, sharing: int, now_s: float) -> ModelRoom | None:
         """Returns the room for requests of another region by the law for all of them, or None if nobody serves here.
 
-        ``sharing``: the number of load balancers that may send.
-        """
+        ``sharing``: the number of load balancers that may send."""
         may = self.geography.may
         layers = [self.local, *(layer for of, layer in self.adopted.values() if may(region, of, (), "").allowed)]
         if not any(map(len, layers)):

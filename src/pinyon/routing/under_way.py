@@ -12,8 +12,7 @@ KEPT_MAX = 1 << 16
 class UnderWay:
     """The requests under way to each load balancer.
 
-    It reports arrivals of all models together, but credits for each model. Requests of one session arrive in order.
-    """
+    It reports arrivals of all models together, but credits for each model. Requests of one session arrive in order."""
 
     def __init__(self) -> None:
         self._models: defaultdict[str, deque[str]] = defaultdict(deque)

@@ -1,8 +1,7 @@
 """The ``AdminService``, with one call that changes how a process behaves and one that records what it serves.
 
 A service names the settings that can be changed, and for others why they cannot. Only admins may call; where nobody has
-an identity (no TLS), only processes of this machine.
-"""
+an identity (no TLS), only processes of this machine."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ def read_api_keys(path: str) -> dict[str, Client]:
     tenant, JSON may have an object with ``tenant`` and optionally ``type``, ``priority``, ``geographies`` (a list),
     ``rpm`` and ``tpm``. After the tenant, a line may have ``type=chat priority=5 geographies=eu-west,eu-north rpm=600
     tpm=100000``. Limits are the tenant's: one of its entries is enough, and no two may differ.
-    Raises :class:`InvalidArgument` if the file is not as above; the message never holds a key.
-    """
+    Raises :class:`InvalidArgument` if the file is not as above; the message never holds a key."""
     try:
         text = read_file(path, FILE_BYTES_MAX, "api_keys_file").decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -21,8 +21,7 @@ def module_as_typed(module: str) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser that takes underscores in options for hyphens, and suggests words similar to unknown options or choices.
 
-    Parsers of subcommands are of this class, too.
-    """
+    Parsers of subcommands are of this class, too."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """Parses as the base class does, but ends the program at unknown words, as this parser knows similar ones."""

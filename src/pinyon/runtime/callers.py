@@ -1,7 +1,6 @@
 """The check of who may call which method: one table per server.
 
-It applies only to connections with client certificates. Without TLS nobody has an identity, and everybody may call.
-"""
+It applies only to connections with client certificates. Without TLS nobody has an identity, and everybody may call."""
 
 from __future__ import annotations
 

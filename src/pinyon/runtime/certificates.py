@@ -6,8 +6,7 @@
     DIR/<role>/<instance id>/ca.crt tls.crt tls.key cluster.secret
     DIR/<role>/_any/...                         for any instance of the role
 
-Keys are ECDSA P-256. A file is replaced by renaming, so that a reader sees either the old or the new one.
-"""
+Keys are ECDSA P-256. A file is replaced by renaming, so that a reader sees either the old or the new one."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class Authority:
     def open(cls, root: Path, now: datetime.datetime) -> Authority:
         """Returns the authority in ``root``, which is made if there is none.
 
-        Raises :class:`InvalidArgument` if the one there cannot be used, or the folder cannot be written.
-        """
+        Raises :class:`InvalidArgument` if the one there cannot be used, or the folder cannot be written."""
         folder = root / "ca"
         try:
             if not (folder / "ca.key").exists():
@@ -104,8 +102,7 @@ class Authority:
     ) -> Path:
         """Writes the folder of a process, with a new key, and returns the folder.
 
-        The certificate is valid for ``days``. ``owner`` is the user and group id that the files are given to.
-        """
+        The certificate is valid for ``days``. ``owner`` is the user and group id that the files are given to."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = wanted.identity.names
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])

@@ -1,7 +1,6 @@
 """Deadlines, all with one timer of the event loop.
 
-A timer of the loop for each deadline would take 6 to 10 µs to set and cancel, and hardly any is ever due.
-"""
+A timer of the loop for each deadline would take 6 to 10 µs to set and cancel, and hardly any is ever due."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Deadlines:
 
     This is a hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed.
     Setting and removing a deadline are one dictionary operation each, however many there are. None is early, and none
-    is noticed later than by ``TICK_S``.
-    """
+    is noticed later than by ``TICK_S``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

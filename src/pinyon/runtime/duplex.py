@@ -10,8 +10,7 @@ The parts that all such streams share:
 - **back-off**: :class:`Redialer` dials again after a pause that doubles until the peer has spoken.
 
 Sessions pass a function that takes each message and an iterator of the messages to send. Their spacing is the
-iterator's part (``pace``). gRPC is not visible outside this file.
-"""
+iterator's part (``pace``). gRPC is not visible outside this file."""
 
 from __future__ import annotations
 
@@ -302,8 +301,7 @@ class Accepted(Duplex[Sent, Received]):
     ) -> None:
         """Runs until the peer sends nothing more; then awaits ``drain``, if given, after which ``messages`` must end.
 
-        Raises the :class:`PinyonError` that ended the stream. A peer that is gone cancels the caller, as gRPC does.
-        """
+        Raises the :class:`PinyonError` that ended the stream. A peer that is gone cancels the caller, as gRPC does."""
         writing = None if messages is None else self._write_all(messages)
         await self._converse(self._read_all(take, drain), writing, ends_with_reading=drain is None)
 
@@ -338,8 +336,7 @@ class Redialer(Generic[Sent, Received]):
     """A stream to a peer that is opened again whenever it ends; ``converse`` runs each one. ``start`` → ``close``.
 
     A pause follows each stream, and doubles from 0.05 s to 2 s until a peer has spoken. ``peer`` is the peer's name in
-    the log.
-    """
+    the log."""
 
     def __init__(
         self,

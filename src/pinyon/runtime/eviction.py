@@ -73,8 +73,7 @@ _log = get_logger("refit")
 class RefitThread:
     """A :data:`pinyon.eviction.interface.Refit` of an event loop, which adopts the results.
 
-    Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon.
-    """
+    Work that comes while the work of all ``policies`` is under way is dropped, as newer work comes soon."""
 
     def __init__(self, policies: int = 1) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="refit")

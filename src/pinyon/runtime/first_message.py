@@ -2,8 +2,7 @@
 
 gRPC reads a call's one message before its method is called: up to 4 MiB each, from whoever reaches the port, for as
 long as the sender likes. Here the method is called first, so that a call refused by role, by key or for lack of a place
-is refused at its head. The wait for a message is limited.
-"""
+is refused at its head. The wait for a message is limited."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class FirstMessages:
     """The limits for methods that take one message, and for those that take many and are ``timed`` throughout.
 
     Other methods have a duplex session, which sets its own limits. Where there are ``doors``, anybody may call.
-    Messages then need a place of their sender's, and a streaming method without a door keeps its place to its end.
-    """
+    Messages then need a place of their sender's, and a streaming method without a door keeps its place to its end."""
 
     def __init__(self, doors: Doors, message_s: float = MESSAGE_S) -> None:
         self._doors = doors

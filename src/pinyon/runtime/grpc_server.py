@@ -31,8 +31,7 @@ def _v1_service() -> ServiceDescriptor:
     """Returns v1's service from the default pool, where v1alpha's file is added under the other name if need be.
 
     grpcio-reflection serves v1alpha only, but newer clients ask for v1 first, and some for nothing else. Only the
-    package's name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers.
-    """
+    package's name differs, so v1 is made from v1alpha, with the same messages on the wire and the same answers."""
     pool = descriptor_pool.Default()
     name = "grpc.reflection.v1.ServerReflection"
     try:
@@ -115,8 +114,7 @@ class GrpcServer:
         ``message_s`` limits the wait for a call's message. The interceptors ``outermost`` see every call and how it
         ended. ``sessions`` is for services whose calls are mostly long streams of other services: the event loop serves
         all calls (:mod:`pinyon.runtime.http2`). Otherwise grpcio does, which notices a silent peer as ``keepalive``
-        says. Clients' programs need grpcio, so ``sessions`` excludes ``admin_listen``.
-        """
+        says. Clients' programs need grpcio, so ``sessions`` excludes ``admin_listen``."""
         self._listen = listen
         self._admin_listen = admin_listen if tls is not None else ""
         self._tls = tls

@@ -4,8 +4,7 @@ The exit status is 0 if it is, else 1 (misuse: 2). ``HOST:PORT`` asks the gRPC h
 ``http://HOST:PORT/PATH`` wants status 200; ``redis://HOST:PORT`` (or ``unix://PATH``) wants an answer to PING. With the
 folder of ``pinyon certs``, gRPC and ``https://`` go over TLS with its files; a gRPC server's certificate must say NAME.
 
-Containers' health checks start it every few seconds, so it imports only what it needs.
-"""
+Containers' health checks start it every few seconds, so it imports only what it needs."""
 
 from __future__ import annotations
 

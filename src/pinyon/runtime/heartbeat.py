@@ -1,7 +1,6 @@
 """Bytes on a pipe. A parent sees by them that a process's event loop runs, and the process that its parent lives on.
 
-A port would not do: strangers who fill a process's ports would make it look hung.
-"""
+A port would not do: strangers who fill a process's ports would make it look hung."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ A certificate of the cluster names one role, and one instance of it or any::
 
 A client names the peer it means (``grpc.ssl_target_name_override``), so that addresses need not be trusted. It names an
 instance if it knows the id, else a role. ``blocks.pinyon`` stands for all that serve ``BlockReadService``: workers and
-store nodes. A load balancer's certificate also names the region that it may belong to: ``eu.region.pinyon``.
-"""
+store nodes. A load balancer's certificate also names the region that it may belong to: ``eu.region.pinyon``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Errors on the wire: an error of a servicer becomes the right status, and an error again on the client's side.
 
-Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which may hold secrets.
-"""
+Without this, an uncaught exception leaves as ``UNKNOWN`` with its text, which may hold secrets."""
 
 from __future__ import annotations
 

@@ -119,8 +119,7 @@ class JournalFile(Journal):
     """A journal in a file, which ends with a warning at ``limit_bytes``, or when the disk refuses a line.
 
     The recorded service goes on in either case: a journal is for looking back, and nobody waits for it. Its own thread
-    writes it, and ends with the journal, even if nobody closes that.
-    """
+    writes it, and ends with the journal, even if nobody closes that."""
 
     def __init__(
         self,

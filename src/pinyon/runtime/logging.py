@@ -37,8 +37,7 @@ class _LineFormatter(logging.Formatter):
 def log_line(log: logging.Logger, level: int, message: str, facts: Mapping[str, Any]) -> None:
     """Writes a record as the logger would, for a third of the CPU time; for records of every request.
 
-    ``level`` is one that the logger is enabled for.
-    """
+    ``level`` is one that the logger is enabled for."""
     handlers = logging.root.handlers
     handler = handlers[0] if len(handlers) == 1 else None
     if isinstance(handler, logging.StreamHandler) and isinstance(formatter := handler.formatter, _LineFormatter):

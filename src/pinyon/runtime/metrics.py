@@ -39,8 +39,7 @@ def new_registry() -> CollectorRegistry:
 class Figures(Collector):
     """Figures that the parts of a process keep themselves, read when they are scraped, so that they cannot drift.
 
-    The metrics server's thread reads them, so each has to be a number, or a copy that is made in one go.
-    """
+    The metrics server's thread reads them, so each has to be a number, or a copy that is made in one go."""
 
     def __init__(
         self,
@@ -68,8 +67,7 @@ class Figures(Collector):
 def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> Callable[[str, str], None]:
     """Shows the policy of each kind that runs, as labels of ``pinyon_<service>_policies_info``.
 
-    The returned function has to be called with ``(kind, choice)`` when another policy takes over.
-    """
+    The returned function has to be called with ``(kind, choice)`` when another policy takes over."""
     shown = Info(f"pinyon_{service}_policies", "The policies that run, as they were chosen.", registry=registry)
     shown.info(chosen)
 

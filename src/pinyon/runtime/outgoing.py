@@ -32,8 +32,7 @@ class Pace:
 
     A message costs some 15 µs of CPU on each side, whatever it holds (:mod:`pinyon.runtime.http2`). Its making and
     reading cost as much again, so one every 1.5 ms takes some 2 % of a core. A single request never waits. With a dozen
-    in flight, each waits a millisecond or so, and shares the message with the others.
-    """
+    in flight, each waits a millisecond or so, and shares the message with the others."""
 
     def __init__(self, in_flight: Callable[[], int], clock: Clock) -> None:
         self._in_flight = in_flight
@@ -63,8 +62,7 @@ class TurnEnd(Generic[Sent]):
 
     They go at the end of the event loop's turn, or as soon as the pace allows. Otherwise the stream's writer, which
     iterates over this object, sends them. An error of the sending ends the stream, by the writer. All runs on one event
-    loop.
-    """
+    loop."""
 
     def __init__(self, pace: Pace, compose: Callable[[], None] = lambda: None) -> None:
         """Takes ``compose``, which appends messages of what waits for it, right before they go past the writer."""
@@ -142,8 +140,7 @@ class TurnEnd(Generic[Sent]):
 class Outgoing(TurnEnd[Sent]):
     """Messages that are filled part by part, in order.
 
-    The number of messages that may wait before there is no room for more is ``limit``; nothing enforces it here.
-    """
+    The number of messages that may wait before there is no room for more is ``limit``; nothing enforces it here."""
 
     def __init__(self, make: Callable[[], Sent], pace: Pace, limit: int, parts: int = PARTS_MAX) -> None:
         """Takes ``make``, which returns an empty message, and the most ``parts`` that a message gets."""

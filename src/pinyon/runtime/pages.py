@@ -26,8 +26,7 @@ class PageServer:
     """A server of a WSGI ``app`` with its own threads, so that a busy event loop is still observed.
 
     On loopback it is plain HTTP. Elsewhere, with TLS files, it is HTTPS, and with ``ask_clients``, clients need a
-    certificate of the cluster. At most ``CONNECTIONS_MAX`` are open at once, each for ``TIMEOUT_S``.
-    """
+    certificate of the cluster. At most ``CONNECTIONS_MAX`` are open at once, each for ``TIMEOUT_S``."""
 
     def __init__(
         self, name: str, listen: str, app: Callable[..., Any], security: Security = NO_SECURITY, *, ask_clients: bool

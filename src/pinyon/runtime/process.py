@@ -58,8 +58,7 @@ def _keep_freed_memory() -> bool:
 
     glibc returns freed memory to the kernel as soon as 128 KiB of it lie at the heap's end. It takes blocks of that
     size from the kernel one by one. A prompt of 32 KB is a message of 140 KiB: serialising one cost 250 µs of page
-    faults, and costs 20 µs with this.
-    """
+    faults, and costs 20 µs with this."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc

@@ -2,8 +2,7 @@
 
 Workers and store nodes share it. One stream carries the registration, a snapshot of the held keys, then deltas with
 sequence numbers, load (the heartbeat) and measurements. When the stream ends, it is opened again after a growing pause,
-and the instance reports everything again; the rest of the instance does not notice.
-"""
+and the instance reports everything again; the rest of the instance does not notice."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class ReportSource(Protocol):
 
     :meth:`drain_changes` and :meth:`news` return what is new since the last call, and forget it. They are not called
     without a conductor, so the source has to bound its news (drop the oldest). Key changes need no bound:
-    ``KeyChanges`` are net.
-    """
+    ``KeyChanges`` are net."""
 
     def snapshot_keys(self) -> Sequence[bytes]:
         """Returns all keys held now."""
@@ -64,8 +62,7 @@ class ReportSession:
     """The reports of ``source`` to the conductor at ``address``: ``start`` → (``wake`` after changes) → ``close``.
 
     A report goes out every ``PERIOD_S``, or four times per lease, and sooner after ``wake``, but never two within
-    ``GAP_S``: changes in between travel together.
-    """
+    ``GAP_S``: changes in between travel together."""
 
     def __init__(
         self, address: str, info: InstanceInfo, source: ReportSource, *, connect: OpenSession = open_session

@@ -1,7 +1,6 @@
 """The credentials of a process: its TLS files and the cluster secret, in one place for all protocols.
 
-gRPC, HTTPS, Redis and the transfer engine take their files from here, and get the new ones after a change.
-"""
+gRPC, HTTPS, Redis and the transfer engine take their files from here, and get the new ones after a change."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
     """Loads the settings' files. The certificate must be for the ``role``, if given, and the settings' instance id.
 
     Raises :class:`InvalidArgument` for another's certificate, or a file that cannot be used (``field`` names the
-    setting).
-    """
+    setting)."""
     secret = read_secret(Path(settings.cluster_secret_file)) if settings.cluster_secret_file else b""
     if not settings.has_tls:
         return Security(secret=secret, channels=Channels())

@@ -35,8 +35,7 @@ _log = get_logger("service")
 def die_with_parent(parent_pid: int) -> None:
     """Asks the kernel for SIGTERM when the parent process ends, even if it is killed (Linux prctl).
 
-    ``parent_pid`` closes the race: if the parent died before this call, the process ends now.
-    """
+    ``parent_pid`` closes the race: if the parent died before this call, the process ends now."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:
         raise SystemExit("the starting process is gone")
@@ -118,8 +117,7 @@ def run_service(
 ) -> None:
     """Runs one service until SIGTERM or SIGINT. A :class:`PinyonError` during start-up ends it with status 1.
 
-    ``make_registry`` makes the registry of metrics, by default with the process's own.
-    """
+    ``make_registry`` makes the registry of metrics, by default with the process's own."""
     faulthandler.enable()
     service = settings.service()
     parent = os.environ.pop("PINYON_PARENT_PID", "")

@@ -2,8 +2,7 @@
 
 A field ``pool_mib`` of the worker is ``--pool-mib`` on the command line, ``PINYON_WORKER_POOL_MIB`` in the environment,
 and ``pool_mib`` in the table ``[worker]`` of a TOML file (``--config``, ``PINYON_WORKER_CONFIG`` or ``PINYON_CONFIG``).
-The command line wins over the environment, which wins over the file.
-"""
+The command line wins over the environment, which wins over the file."""
 
 from __future__ import annotations
 

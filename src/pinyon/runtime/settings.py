@@ -86,8 +86,7 @@ class ServiceSettings(BaseModel):
 
     ``everyday`` has the names of those that ``--help`` shows, by the titles of their groups, and ``further`` of those
     that only ``--help-all`` shows. A class lists each
-    field that it adds in one of them.
-    """
+    field that it adds in one of them."""
 
     model_config = service_config("service")
     everyday: ClassVar[dict[str, str]] = {

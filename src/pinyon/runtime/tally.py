@@ -3,8 +3,7 @@
 ``prometheus_client``'s own take a lock and check their arguments at every step, 1 to 2 µs each; a request has ten.
 These are changed by one thread, with one operation of a dictionary. Another thread may read them, and may miss what is
 counted at that moment. Labels must have few values, as series are never removed. Times at which series began
-(``_created``) are not shown.
-"""
+(``_created``) are not shown."""
 
 from __future__ import annotations
 

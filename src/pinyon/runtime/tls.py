@@ -1,7 +1,6 @@
 """The TLS files of a process: read, checked, converted for gRPC and ``ssl``, and read again when they change.
 
-Open connections are not cut when files change; later connections use the new files.
-"""
+Open connections are not cut when files change; later connections use the new files."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Mater
     """Reads the three files and checks that they belong together, at the Unix time ``now_s``.
 
     Raises :class:`InvalidArgument` if a file cannot be read or used (``field`` names the setting) or the key is another
-    certificate's. So it does if the certificate has ended, is not of this authority, or names no role and instance.
-    """
+    certificate's. So it does if the certificate has ended, is not of this authority, or names no role and instance."""
     raw = (
         read_file(certificate, FILE_BYTES_MAX, "tls_cert"),
         read_file(key, FILE_BYTES_MAX, "tls_key"),
@@ -102,8 +100,7 @@ class Tls:
     def server_credentials(self, *, ask_clients: bool) -> grpc.ServerCredentials:
         """Returns credentials of a gRPC server; connections made after a renewal show the new certificate.
 
-        With ``ask_clients``, the server demands a certificate of the cluster; otherwise it asks for none.
-        """
+        With ``ask_clients``, the server demands a certificate of the cluster; otherwise it asks for none."""
         given = self.material
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -111,8 +108,7 @@ class Tls:
 
             It must never return the same configuration again. The core then frees, without a lock, what other
             handshakes may be reading at that moment; eight clients that dialled on and on crashed the process. With a
-            renewal, once in weeks, that moment still exists: within some 100 ns of another handshake's start.
-            """
+            renewal, once in weeks, that moment still exists: within some 100 ns of another handshake's start."""
             nonlocal given
             newest = self.material
             if given is newest:
@@ -153,8 +149,7 @@ def _client_context(material: Material, certificate: Path, key: Path) -> ssl.SSL
 def client_credentials(folder: Path) -> grpc.ChannelCredentials:
     """Returns credentials for clients' programs, from a folder of ``pinyon certs``, or one with only ``ca.crt``.
 
-    Raises :class:`InvalidArgument` if the files cannot be used.
-    """
+    Raises :class:`InvalidArgument` if the files cannot be used."""
     authority, own, private = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
     ca = read_file(authority, FILE_BYTES_MAX, "tls_dir")
     _certificates(ca, authority, "tls_dir")
@@ -173,8 +168,7 @@ def server_context(certificate: Path, key: Path, ca: Path | None = None) -> ssl.
     """Returns a context for servers of clients' programs; with ``ca``, they need a certificate of that authority.
 
     Renewed files need a new context: while a certificate is loaded into an old one, handshakes would see half of it.
-    Raises :class:`InvalidArgument` if the files cannot be used.
-    """
+    Raises :class:`InvalidArgument` if the files cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])

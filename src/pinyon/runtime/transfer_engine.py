@@ -70,8 +70,7 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
     """Starts an engine and returns it.
 
     Raises :class:`InvalidArgument` for a bad setting (``field`` names it), and :class:`Unavailable` if an address
-    cannot be used.
-    """
+    cannot be used."""
     host, port = parse_address(settings.transfer_listen)
     try:
         nics, topology = _network(settings)
@@ -82,9 +81,7 @@ def start_transfer_engine(settings: TransferSettings, security: Security = NO_SE
             tls=security.transfer_tls(),
             network=Network(nics, topology, settings.advertise_host or None),
             transports=Transports(
-                _transports(settings),
-                offer_shm=settings.offers_shm,
-                checksum=settings.transfer_checksum,
+                _transports(settings), offer_shm=settings.offers_shm, checksum=settings.transfer_checksum
             ),
             limits=TransferLimits(spin_s=settings.transfer_spin_us / 1e6),
         )

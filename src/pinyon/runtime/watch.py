@@ -45,8 +45,7 @@ class FileWatch:
     def add(self, name: str, paths: Iterable[Path], load: Callable[[], T], take: Callable[[T], None]) -> None:
         """Adds files; after a change of one, ``load`` is called in a thread (it may raise), then ``take`` on the loop.
 
-        The present files count as read: call this before reading them, so that no change is missed.
-        """
+        The present files count as read: call this before reading them, so that no change is missed."""
         watched = _Watched(name, tuple(paths), load, take)
         watched.stamp = _stamp(watched.paths)
         self._watched.append(watched)

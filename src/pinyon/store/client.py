@@ -38,12 +38,7 @@ class StoreClient:
     """A client of the KV store, one per process, on one event loop. It closes ``metadata``, but not the channels."""
 
     def __init__(
-        self,
-        engine: TransferEngine,
-        metadata: StoreMetadata,
-        channels: NodeChannels,
-        *,
-        clock: Clock = time.monotonic,
+        self, engine: TransferEngine, metadata: StoreMetadata, channels: NodeChannels, *, clock: Clock = time.monotonic
     ) -> None:
         self.metadata = metadata
         self._directory = BlockDirectory(metadata, clock)

@@ -23,8 +23,7 @@ Rules:
   that is back is not purged.
 - The index names all entries of a life. Purging a life goes through its index in bounded steps. A node purges its own
   earlier lives when it starts, and the lives of nodes that have been without a record for a while.
-- A value that does not parse is ignored and counted: Redis is shared, and its content is outside data.
-"""
+- A value that does not parse is ignored and counted: Redis is shared, and its content is outside data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The transfer engine: every byte of KV between processes (Mooncake §3.2.2, §3.2.3). See docs/design/transfer.md.
 
 Names load on first use, so a pure room that imports a value from here pulls in no socket. Type checkers read
-``__init__.pyi``.
-"""
+``__init__.pyi``."""
 
 from importlib import import_module
 from typing import Any

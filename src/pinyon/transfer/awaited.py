@@ -27,8 +27,7 @@ def _nobody() -> None:
 class AwaitedTransfers:
     """Transfers of one small request each by the event loop's thread; no other thread touches the local memory.
 
-    The request goes out at once into an empty socket, and the loop takes the answer in when it comes.
-    """
+    The request goes out at once into an empty socket, and the loop takes the answer in when it comes."""
 
     def __init__(self, context: EngineContext, small: SmallTransfers, submissions: Submissions, peers: Peers) -> None:
         self._small = small

@@ -1,7 +1,6 @@
 """The transfer engine as its callers see it (Mooncake §3.2.2): register memory, open some of it to peers, move bytes.
 
-:mod:`.submissions` carries the requests out. All methods may be called from any thread unless said otherwise.
-"""
+:mod:`.submissions` carries the requests out. All methods may be called from any thread unless said otherwise."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class TransferEngine:
     """An engine that moves bytes between registered memory here and registered memory of peers, one-sided.
 
     A process has one. Call ``start`` before use, and ``close`` (or leave the ``with`` block) to end all threads and
-    connections.
-    """
+    connections."""
 
     def __init__(
         self,
@@ -181,8 +179,7 @@ class TransferEngine:
     def unregister(self, region: Region) -> None:
         """Forgets a region; on return nothing of this engine reads or writes its memory. Idempotent.
 
-        Operations in flight get the stall limit to finish, then they are aborted. Blocks meanwhile.
-        """
+        Operations in flight get the stall limit to finish, then they are aborted. Blocks meanwhile."""
         self._memory.unregister(region, self.limits.stall_s)
 
     def grant(

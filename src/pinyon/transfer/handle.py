@@ -25,8 +25,7 @@ class TransferHandle:
     """A submitted batch. All methods may be called from any thread.
 
     All requests have a final status soon after the deadline, whatever happens. From then on this engine touches none of
-    their local memory.
-    """
+    their local memory."""
 
     def __init__(self, lengths: list[int], began: float, deadline: float, on_chain: Finished, clock: Clock) -> None:
         """Creates a handle for requests of these ``lengths`` in bytes; ``began`` and ``deadline`` are by the clock."""
@@ -172,8 +171,7 @@ class TransferGroup:
     """Batches that are submitted now, from any thread, and awaited together later.
 
     Made for pushing KV layer by layer: the engine thread submits a layer's WRITEs as it is computed, the event loop
-    awaits them when the chunk is done.
-    """
+    awaits them when the chunk is done."""
 
     def __init__(
         self, submit: Callable[[Sequence[TransferRequest], float | None], TransferHandle], clock: Clock

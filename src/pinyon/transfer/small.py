@@ -46,8 +46,7 @@ class Trip:
 class SmallTransfers:
     """The short way: :meth:`set_out`, :meth:`run`, :meth:`conclude`. Thread-safe.
 
-    Here a caller waits for the answer in its thread; in :mod:`.awaited` a task waits on its event loop.
-    """
+    Here a caller waits for the answer in its thread; in :mod:`.awaited` a task waits on its event loop."""
 
     def __init__(self, context: EngineContext, submissions: Submissions, peers: Peers) -> None:
         self._memory = context.memory

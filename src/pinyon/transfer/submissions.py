@@ -21,8 +21,7 @@ from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 class Submissions:
     """All submitted requests: checked, cut into chains, handed to peers, accounted for at the end. Thread-safe.
 
-    Nothing is accepted before the engine sets ``running`` and after ``close``.
-    """
+    Nothing is accepted before the engine sets ``running`` and after ``close``."""
 
     def __init__(self, context: EngineContext, peers: Peers, streams: Callable[[SegmentDescriptor], int]) -> None:
         """Takes ``streams``, which returns how many NICs a peer's chains are spread over."""

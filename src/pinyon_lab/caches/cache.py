@@ -26,8 +26,7 @@ class Cache:
 
     Between :meth:`tell` and :meth:`shrink` more blocks may be resident than fit. The policy, or the one that ``learns``
     in its place, learns where something is evicted, as in services: earlier it would learn from a cache that is not
-    full yet.
-    """
+    full yet."""
 
     def __init__(self, policy: Chooser, capacity: int, learns: object = None) -> None:
         if capacity <= 0:

@@ -4,8 +4,7 @@ A cache holds the top of one stack, whatever its capacity. The reason is that LR
 of a request are used, the deepest first, before any eviction (:mod:`pinyon_lab.caches.replay`). So a block is resident
 where its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage hierarchies",
 1970). It is a hit where that is so of all blocks before it, too: where the capacity is at least the greatest of their
-places.
-"""
+places."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def _count_at_least(values: Ints, ends: Ints, least: Ints) -> Ints:
     """Returns, for each pair of ``ends`` and ``least``, how many of the first ``ends`` values are at least ``least``.
 
     It goes from the highest bit on and separates the values by each bit in turn: a wavelet matrix, of which one level
-    is in memory at a time.
-    """
+    is in memory at a time."""
     count = np.zeros(len(ends), np.int64)
     low, high = np.zeros(len(ends), np.int64), ends
     for bit in range(int(max(values.max(initial=0), least.max(initial=0))).bit_length() - 1, -1, -1):

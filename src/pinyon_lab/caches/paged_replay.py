@@ -2,8 +2,7 @@
 
 It is like :mod:`pinyon_lab.caches.replay`, but for the limits of a worker. A request's own blocks are in use while it
 is served, and cannot be evicted. Blocks beyond the pool's size are not kept. Blocks behind a gap are not used but
-recomputed.
-"""
+recomputed."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ There are three kinds:
 All else is as in :mod:`pinyon_lab.caches.replay`; with one node, all three kinds equal that replay.
 
 Each node has a policy of its own. A policy that learns (``workload_aware``) knows its node alone, so that its worth
-compares badly with that of another node. ``belady`` knows when a block is used next, not where.
-"""
+compares badly with that of another node. ``belady`` knows when a block is used next, not where."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ Router = Callable[[int, int, int, Sequence[int]], int]
 """A function that returns a node for a request, by the number of its blocks, and of its longest leading run on a node.
 
 Bit n of the third argument, ``holders``, says that node n has this run (all bits: there is none). Each node's load is
-in the last one, ``asked``: the blocks of the requests that ran there so far.
-"""
+in the last one, ``asked``: the blocks of the requests that ran there so far."""
 
 
 def in_turn() -> Router:
@@ -67,8 +65,7 @@ class LastCopies:
     """A policy that evicts, among the next ``look_ahead`` victims of ``policy``, the first that has a copy elsewhere.
 
     If none has a copy, the first victim goes. Victims that are passed over keep their order and are next again. For
-    ``policy`` they are gone: if a request uses one meanwhile, the policy is told that it was stored.
-    """
+    ``policy`` they are gone: if a request uses one meanwhile, the policy is told that it was stored."""
 
     def __init__(self, policy: Chooser, elsewhere: Callable[[int], bool], look_ahead: int) -> None:
         self._policy = policy
@@ -130,8 +127,7 @@ class LocalCaches:
     """Caches of their own on each node, behind a router.
 
     With ``last_copies`` > 0, a node first evicts blocks that have another copy in the pool, among that many next
-    victims; see :class:`LastCopies`.
-    """
+    victims; see :class:`LastCopies`."""
 
     def __init__(self, make: MakePolicy, size: PoolSize, router: Router, last_copies: int = 0) -> None:
         policies = [make() for _ in range(size.nodes)]
@@ -185,8 +181,7 @@ class LocalCaches:
         """Returns the counts of the pool and of each node.
 
         ``duplicate_blocks`` are resident copies beyond the first; ``pool_hit_blocks`` would be the hits if a request
-        read from all nodes.
-        """
+        read from all nodes."""
         resident = sum(len(cache.resident) for cache in self._caches)
         return {
             **_total(self._caches),
@@ -221,8 +216,7 @@ class Coldest:
     The block goes to the candidate with the most room. Where all are full, it goes to the one whose next victim is
     worth least (:meth:`EvictionPolicy.peek`, as it was before the request). Ties go to the candidate that got the
     fewest blocks of this request. Then each node evicts by its own order. With two candidates a pool is nearly as good
-    as with one order ("the power of two choices"); with one, blocks go anywhere.
-    """
+    as with one order ("the power of two choices"); with one, blocks go anywhere."""
 
     def __init__(self, make: MakePolicy, size: PoolSize, drawn: Drawn) -> None:
         self._candidates = min(drawn.candidates, size.nodes)
@@ -332,8 +326,7 @@ def pool(router: str, size: PoolSize, last_copies: int = 0) -> Build:
     """Returns a builder of pools for :func:`~pinyon_lab.caches.replay.replayed`.
 
     A victim with another copy is looked for among the next ``last_copies`` ones. Raises ``ValueError`` for an unknown
-    router or bad settings.
-    """
+    router or bad settings."""
     if not 0 <= last_copies <= LOOK_AHEAD_MAX:
         raise ValueError(f"last copies are looked for among at most {LOOK_AHEAD_MAX} victims, got {last_copies}")
     kind = POOLS.make(router)

@@ -3,8 +3,7 @@
 The rules are simple to repeat. A hit is a block of the longest leading run that is resident. Then all blocks of the
 request are used or stored; resident blocks behind a gap count as misses, and are used. Then the policy evicts until the
 resident blocks fit; the request's own blocks are not spared. Service takes no time. Deeper blocks are told first, so
-that they are evicted first where a policy has no opinion.
-"""
+that they are evicted first where a policy has no opinion."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ class Belady(RankedPolicy[Key]):
     """Belady's policy: evicts the key whose next use is farthest away.
 
     ``next_use`` returns when a key that is stored or used now will be used again (``inf``: never). Among keys with the
-    same next use the deepest goes first. The worth of a key is the time to its next use, negated.
-    """
+    same next use the deepest goes first. The worth of a key is the time to its next use, negated."""
 
     def __init__(self, next_use: Callable[[Key], float]) -> None:
         super().__init__()
@@ -125,8 +123,7 @@ def replayed(
     """Returns what ``build`` makes, after all of the requests in this order, and the hits of each request.
 
     The argument of ``build`` makes policies of the choice; ``belady`` sees nothing beyond the requests. Now and then
-    ``progress`` is called with the number of requests done. Raises ``ValueError`` for an unknown choice.
-    """
+    ``progress`` is called with the number of requests done. Raises ``ValueError`` for an unknown choice."""
     future = Future([each.blocks for each in requests]) if choice == BELADY else None
     cache = build(lambda: EVICTION_POLICIES.make(choice) if future is None else Belady(future.next_use))
     hits = []

@@ -76,8 +76,7 @@ def columns_of(arguments: argparse.Namespace, trace: TraceFile) -> TraceColumns:
 def open_trace(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
     """Opens a trace file in the format ``name``; empty: the first row tells the format.
 
-    With ``blocks``, a format without blocks is an error. Raises :class:`PinyonError`.
-    """
+    With ``blocks``, a format without blocks is an error. Raises :class:`PinyonError`."""
     trace = TraceFile(path, name)
     if blocks and not trace.format.block_tokens:
         raise InvalidArgument(f"{trace.path}: a trace of format {trace.format.name} has no blocks", field="trace")

@@ -1,8 +1,7 @@
 """One figure of a paper: its inputs, our numbers, and the paper's words beside them.
 
 Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where none is
-printed, the shape that the text states is compared.
-"""
+printed, the shape that the text states is compared."""
 
 from __future__ import annotations
 

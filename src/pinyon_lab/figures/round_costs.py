@@ -3,8 +3,7 @@
 The cost is the CPU time per round of 500 running requests, while 500 others wait. In a round each running request is
 decoded once. Requests have 200 output tokens, so in each round 2.5 end, as many come, and as many enter. The batching
 policy and the step scheduler are called as an instance calls them, but for the pool of blocks. Block keys are known
-already: the load balancer makes them.
-"""
+already: the load balancer makes them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 As in the paper, requests of equal length come, all before the first is admitted. The batch is filled, and whenever a
 request ends, the next one enters. The best request is asked for about five times for each that enters, as by a policy
-that refuses some. The first call after a change searches; later calls return the known result.
-"""
+that refuses some. The first call after a change searches; later calls return the known result."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class TreeLoad:
     """The load of one run.
 
     ``own`` is the number of a request's last tokens, which no other request shares; the others are those of its group.
-    With ``hashed``, the hashes are known when a request comes, as those of block keys are.
-    """
+    With ``hashed``, the hashes are known when a request comes, as those of block keys are."""
 
     requests: int
     tokens: int

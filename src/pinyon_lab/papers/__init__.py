@@ -1,7 +1,6 @@
 """The papers' figures, made again: the papers' claims beside our results.
 
-Beside them stand the figures that this package does not make: those of other commands, and those that nothing makes.
-"""
+Beside them stand the figures that this package does not make: those of other commands, and those that nothing makes."""
 
 from __future__ import annotations
 

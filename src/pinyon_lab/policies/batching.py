@@ -1,7 +1,6 @@
 """The batching policies that ``feather`` is compared with (FEATHER §5.1.3, §5.3.1), and variants of ``feather``.
 
-This file stays Python although its parts are compiled: a service that loads a class reads its annotations.
-"""
+This file stays Python although its parts are compiled: a service that loads a class reads its annotations."""
 
 from __future__ import annotations
 

@@ -72,8 +72,7 @@ class DoubleCounting:
     """Holdings in which no request takes over blocks, and the matching :class:`AdmissionBound`.
 
     Blocks that running requests share are taken off the room as often as they were saved; see
-    :class:`pinyon.batching.policy.HeldBlocks`. Memory and time: O(reusable keys) of the running requests.
-    """
+    :class:`pinyon.batching.policy.HeldBlocks`. Memory and time: O(reusable keys) of the running requests."""
 
     def __init__(self, holdings: HeldBlocks) -> None:
         self._holdings = holdings

@@ -18,8 +18,7 @@ class LabCacheAwareSettings(CacheAwareSettings):
     """The settings of ``cache_aware`` with the option to follow SGLang to the letter.
 
     With ``first``, an arbitrary one of several equally good matches gets the request, whatever its load; else the least
-    full. In SGLang it is the first of a node's tenants in a hash map.
-    """
+    full. In SGLang it is the first of a node's tenants in a hash map."""
 
     first: bool = False
 

@@ -2,8 +2,7 @@
 
 The cached part is found in a radix tree of the prompts admitted here, from which the least recently used ones are
 dropped. The tree is close to the pool's content. It is kept for the sake of its cost, which FEATHER compares (§3.4,
-§5.3.1).
-"""
+§5.3.1)."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class ByCachedPrefix(AgainFirst):
     """A waiting line by cached prefix, see :class:`pinyon.batching.interface.WaitingLine`.
 
     The order is computed anew whenever a request could be admitted, as SGLang does before each of its batches. Nothing
-    bounds how long a request is passed over.
-    """
+    bounds how long a request is passed over."""
 
     def __init__(self, order: PrefixOrder, settings: CachedPrefixSettings) -> None:
         super().__init__()
@@ -95,8 +93,7 @@ class LongestMatchSettings(CachedPrefixSettings):
     """The settings of :func:`longest_match`.
 
     If more than ``fallback`` requests wait, they are admitted in order of arrival, as in SGLang; 0: never, as in
-    FEATHER (§5.3.1).
-    """
+    FEATHER (§5.3.1)."""
 
     fallback: int = 128
 
@@ -108,8 +105,7 @@ class LongestMatchSettings(CachedPrefixSettings):
 def longest_match(tree: RadixTree, waiting: Mapping[int, BatchRequest], fallback: int) -> list[int]:
     """Returns the requests by SGLang's longest prefix match: the longest cached one first (FEATHER §3.4, experiment 9).
 
-    Ties go to the first to arrive. O(W · T + W log W) for W waiting requests and T keys of a prompt.
-    """
+    Ties go to the first to arrive. O(W · T + W log W) for W waiting requests and T keys of a prompt."""
     if 0 < fallback < len(waiting):
         return list(waiting)
     ranks = [(-tree.match(request.block_keys).keys, number) for number, request in waiting.items()]
@@ -122,8 +118,7 @@ def dfs_weight(tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int
     The cached tree is walked depth first. A request hangs at the node where its longest match ends; a node's weight is
     how many requests hang there and below. Of a node's children the heaviest comes first; ties go to the oldest. Behind
     them come the requests that hang at the node itself, in order of arrival. The whole tree is visited: O(W · T + B log
-    B) for its B nodes.
-    """
+    B) for its B nodes."""
     hanging: dict[RadixNode, list[int]] = {}
     for number, request in waiting.items():
         hanging.setdefault(tree.match(request.block_keys).node, []).append(number)

@@ -8,8 +8,7 @@ is this file's own:
   read anyway, so this is careful. Where it is clearly less and the limit was reached, an eighth more requests are
   admitted. No running request is stopped for it.
 - **Memory**: running requests grow by a block sooner or later, so a block for each stays free when others are admitted.
-  Without it those that came last would give way soon after, and be recomputed.
-"""
+  Without it those that came last would give way soon after, and be recomputed."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ class Fifo(RankedPolicy[Key]):
     """``fifo``, which evicts what arrived first, however often it was used since.
 
     A key arrives when it is stored or, if it is pinned from then on, when it is unpinned. The worth of a key is its
-    age, negated.
-    """
+    age, negated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,8 +114,7 @@ class Counted(RankedPolicy[Key]):
     """A base of lfu and gdfs: a key's value depends on its uses since it was stored, and is its worth.
 
     The least value is evicted first; ties go to the key deepest in its prompt, then to the one used longest ago. Keys
-    that are not held are forgotten.
-    """
+    that are not held are forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +147,7 @@ class Counted(RankedPolicy[Key]):
 class Lfu(Counted[Key]):
     """``lfu``, which evicts the least frequently used key, and whose worth is the number of uses.
 
-    Uses count from when a key was stored, storing included, and are forgotten when it is evicted.
-    """
+    Uses count from when a key was stored, storing included, and are forgotten when it is evicted."""
 
     def _value(self, uses: int) -> float:
         return uses
@@ -162,8 +159,7 @@ class Gdfs(Counted[Key]):
     Source: "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy"; "KVCache cache in the
     wild" §4.2 gives it as prior art. Priority = clock + uses * cost / size as of the last use. The least is evicted
     first, and the clock becomes its priority, so that keys used often, long ago, age. Blocks of one pool have one size,
-    and computing one again is taken to cost the same for all. The worth of a key is its priority above the clock.
-    """
+    and computing one again is taken to cost the same for all. The worth of a key is its priority above the clock."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,8 +26,7 @@ class LabFeatherSettings(SharedPrefixSettings):
     """The settings of ``feather`` in the laboratory; ``stop`` is as in :class:`FeatherSettings`.
 
     ``seed`` is that of Q-learning's explorations. With ``by_tip``, the next request is the one that shortens the shared
-    prefix least, not the one that misses the fewest covered levels: the ablation of appendix A.9.
-    """
+    prefix least, not the one that misses the fewest covered levels: the ablation of appendix A.9."""
 
     stop: LabLearning = LabLearning.BANDIT
     seed: int = 0

@@ -24,10 +24,7 @@ from pinyon_lab.policies.sieve import SievePolicy
 _WITH_SETTINGS: tuple[Any, ...] = (Algorithm1, CacheAffinity, Preble, Dynamo, LabDualMap, LabPinyon)
 PLACEMENT_POLICIES.offer({policy.name: (policy.settings_type, policy) for policy in _WITH_SETTINGS})
 PLACEMENT_POLICIES.offer(
-    {
-        MinTtft.name: (NoSettings, lambda _: MinTtft()),
-        RandomChoice.name: (NoSettings, lambda _: RandomChoice()),
-    }
+    {MinTtft.name: (NoSettings, lambda _: MinTtft()), RandomChoice.name: (NoSettings, lambda _: RandomChoice())}
 )
 BATCHING_POLICIES.offer(
     {

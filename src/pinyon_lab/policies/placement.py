@@ -43,8 +43,7 @@ class Algorithm1:
     instance that holds most is ``FindBestPrefixMatch``. Where its prefix is more than the threshold times the local
     one, it is fetched, whether that is sooner or not (lines 5 to 8, 20, 21). The ratio best_len / 0 is infinite when
     best_len > 0, else 0: the paper leaves that open. Only held prefixes count, not those being computed, and there are
-    no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s.
-    """
+    no stores besides the instances. Line 18 is :mod:`pinyon.placement.admission`'s."""
 
     name: ClassVar[str] = "algorithm1"
     settings_type: ClassVar[type[Algorithm1Settings]] = Algorithm1Settings
@@ -110,8 +109,7 @@ class CacheAffinitySettings:
     The first ``key_blocks`` blocks of ``key_tokens`` each are hashed to an instance. With 0 it is the instance that
     holds most of the prompt; ties go to the least loaded. The paper describes both ("a prompt-aware mapping function",
     §1; "the highest expected cache reuse", §3.2). The second way sends everything to one instance where all prompts
-    begin alike. The ring has ``virtual_nodes`` and ``seed``.
-    """
+    begin alike. The ring has ``virtual_nodes`` and ``seed``."""
 
     key_blocks: int = 2
     virtual_nodes: int = 128
@@ -159,8 +157,7 @@ class PrebleSettings:
     """The settings of :class:`Preble`.
 
     An instance that holds more than ``share`` of the prompt gets it. Otherwise "a combination of request inference cost
-    and current instance load" decides (appendix B), or load alone without ``combined``.
-    """
+    and current instance load" decides (appendix B), or load alone without ``combined``."""
 
     share: float = 0.5
     combined: bool = True
@@ -173,8 +170,7 @@ class Preble:
     """Preble (Srivatsa et al.), as DualMap's appendix B describes it: exploit a long prefix, else explore.
 
     It exploits the instance that holds most of the prompt (ties go to the least loaded), if that is more than a share
-    of it.
-    """
+    of it."""
 
     name: ClassVar[str] = "preble"
     settings_type: ClassVar[type[PrebleSettings]] = PrebleSettings
@@ -202,8 +198,7 @@ LEAST_S = 1e-9
 class DynamoSettings:
     """The settings of :class:`Dynamo`; the appendix names neither weight nor unit.
 
-    The load is an instance's share of the longest queue, plus its wait for KV memory as such a share, two at most.
-    """
+    The load is an instance's share of the longest queue, plus its wait for KV memory as such a share, two at most."""
 
     load_weight: float = 1.0
 
@@ -215,8 +210,7 @@ class Dynamo:
     """Dynamo's cost function as DualMap's appendix B prints it: the held share of the prompt less the load.
 
     It chooses the instance with the greatest difference; ties go to the one that decodes least, then to the smallest
-    id.
-    """
+    id."""
 
     name: ClassVar[str] = "dynamo"
     settings_type: ClassVar[type[DynamoSettings]] = DynamoSettings

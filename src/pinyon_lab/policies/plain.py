@@ -27,8 +27,7 @@ class MinTtft:
 
     It chooses the instance with the least sum of waiting there and the time to compute what it does not hold. Ties go
     to the one that decodes least, then to the smallest id. The appendix prints a maximum of pending less recomputed
-    tokens; what it describes, and what is done here, is the minimum of their sum, in seconds.
-    """
+    tokens; what it describes, and what is done here, is the minimum of their sum, in seconds."""
 
     name: ClassVar[str] = "min_ttft"
 

@@ -29,8 +29,7 @@ TRIALS: Final = 2
 class QLearningSettings:
     """The parameters α, γ and ε of §4.3.4, whose values are not printed there.
 
-    ``decay`` is that of ε, with each episode; after a shift, ε is at least ``awake``.
-    """
+    ``decay`` is that of ε, with each episode; after a shift, ε is at least ``awake``."""
 
     rate: float = 0.1
     discount: float = 0.8
@@ -50,8 +49,7 @@ class QLearning:
     """An ε-greedy choice over Q(s, a). A batch is an episode, which ends when the batch is left as it is.
 
     Adding is worth (1 - γ) of the reward and γ of what can be had from the next state on; stopping is worth all of the
-    reward. So values are tokens/s, and adding is not worth more for being followed by more decisions.
-    """
+    reward. So values are tokens/s, and adding is not worth more for being followed by more decisions."""
 
     def __init__(self, settings: QLearningSettings) -> None:
         self.learns = True

@@ -2,8 +2,7 @@
 
 An edge is a run of keys without branches. Keys are compared one after the other, as a radix tree over tokens does. A
 block's key identifies all that comes before it, which saves the chunked hash tree the comparing, but this tree makes no
-use of that. Its cost is part of what the policies over it are compared for.
-"""
+use of that. Its cost is part of what the policies over it are compared for."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 New keys enter a small queue, a tenth of the cache. Keys that were used more than once there move to the main queue; the
 others are evicted and their names remembered. A key that comes back while its name is known enters the main queue at
-once. The main queue evicts keys that were not used since it last looked at them.
-"""
+once. The main queue evicts keys that were not used since it last looked at them."""
 
 from __future__ import annotations
 

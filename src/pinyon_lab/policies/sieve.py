@@ -1,8 +1,7 @@
 """SIEVE: a queue, one bit per key, and a hand.
 
 Source: Zhang et al., "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for Web Caches", NSDI '24,
-Algorithm 1.
-"""
+Algorithm 1."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ class _Queue(Generic[Key]):
     """A FIFO queue with one visited bit per key and a hand that moves from the tail (oldest) to the head (newest).
 
     A hit sets the bit and moves nothing. The hand clears the bits it meets and stops at the first key without one.
-    Survivors keep their place, so new keys are told from popular ones quickly.
-    """
+    Survivors keep their place, so new keys are told from popular ones quickly."""
 
     def __init__(self) -> None:
         self._visited: dict[Key, bool] = {}
@@ -64,8 +62,7 @@ class SievePolicy(Generic[Key]):
     """An eviction policy by SIEVE; the worth of a key is the time since its last use, negated.
 
     A pinned key keeps its place. If the hand stopped at it meanwhile, it is put just behind the hand when it is
-    unpinned.
-    """
+    unpinned."""
 
     def __init__(self) -> None:
         self._queue: _Queue[Key] = _Queue()

@@ -79,8 +79,7 @@ class Player:
     async def run(self) -> Replayed:
         """Sends all requests and returns when every one has ended.
 
-        If cancelled, it cancels the requests under way; :meth:`replayed` returns the results of the others.
-        """
+        If cancelled, it cancels the requests under way; :meth:`replayed` returns the results of the others."""
         self._began_s = time.monotonic()
         self._add(self._clients.first())
         async with asyncio.TaskGroup() as group:

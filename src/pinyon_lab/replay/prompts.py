@@ -1,8 +1,7 @@
 """Tokens for the requests of a trace that has block ids only: equal ids give equal tokens, other ids others.
 
 A further request of a conversation continues with the tokens that were really generated: a trace tells the length of
-the answer, not its tokens. From then on the ids of those blocks mean these tokens.
-"""
+the answer, not its tokens. From then on the ids of those blocks mean these tokens."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class TokenRange(NamedTuple):
     """The range of token ids that prompts are made of, both ends included.
 
     Most vocabularies begin with single characters, of which these are the printable ones of ASCII or something as
-    harmless.
-    """
+    harmless."""
 
     first: int = 33
     last: int = 126

@@ -11,8 +11,7 @@ class Clients:
     """The clients of a trace, in an open loop (``count`` is 0: requests are sent at the trace's times) or a closed one.
 
     In a closed loop each of ``count`` clients sends the trace's next request as soon as its last one has ended,
-    whatever the times. In both, no client sends the next turn of a conversation before the last turn has ended.
-    """
+    whatever the times. In both, no client sends the next turn of a conversation before the last turn has ended."""
 
     def __init__(self, arrivals: Sequence[Arrival], count: int = 0) -> None:
         self._arrivals = arrivals

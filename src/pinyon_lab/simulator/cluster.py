@@ -2,8 +2,7 @@
 
 Front queue → placement → prompt queue → KV memory → steps → block pools → eviction. This module does what services do
 around them: clients come and cancel, instances come and go, requests are tried again. Every wait is an event of the
-virtual clock; the same inputs give the same history.
-"""
+virtual clock; the same inputs give the same history."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are simulated as one
 *leap*. A leap ends with the first request that is done or needs another block. An event in between cuts it short, at
-the end of the step in which the event happens.
-"""
+the end of the step in which the event happens."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Every machine sends and receives at most so many bytes a second. Flows get max-min fair shares by progressive filling:
 all grow alike until one of their ends is full. Many long flows of a fair transport come to the same. Shares are
 computed again whenever a flow begins or ends, of flows that share an end with it, directly or through others. All other
-shares do not change.
-"""
+shares do not change."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ The rules are few, so that anybody can compute it again and get the same numbers
   request that waits, the prediction made when it was queued there.
 - At the same time, ends precede arrivals; times a nanosecond apart are the same.
 
-All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy.
-"""
+All decisions are made by the modules that the conductor runs: fleet, block index, placements in flight, policy."""
 
 from __future__ import annotations
 

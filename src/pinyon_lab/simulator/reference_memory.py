@@ -3,8 +3,7 @@
 In a pool, each block is in one place. A prompt reuses the longest leading run of blocks that the pool holds when
 service starts. Those of other instances are moved to its instance first, but also stay where they are. New blocks are
 kept by the instance that computed them. An SSD tier is exclusive: it takes what its instance's cache has no room for,
-and loses its least recently used blocks. A block that is used returns to the cache.
-"""
+and loses its least recently used blocks. A block that is used returns to the cache."""
 
 from __future__ import annotations
 

@@ -80,8 +80,7 @@ def report(served: Sequence[ServedRequest | RequestOutcome], slo_s: float, warm_
 
     A percentile is the value at index floor(p · n) of n in order; the hit ratio is by tokens. Beside the attainment of
     all stand that of the last quarter by arrival, which falls where a queue grows, and that of the tenth with the
-    longest prompts. A request without an answer is not in time, and in no percentile.
-    """
+    longest prompts. A request without an answer is not in time, and in no percentile."""
     counted = served[warm_up:]
     times = sorted(each.ttft_s for each in counted if each.ttft_s >= 0)
     if not times:

@@ -1,8 +1,7 @@
 """Searches for the highest rate at which enough requests are in time (DualMap §4.1), and for the fewest instances.
 
 Where no request is shed, a policy may look better by starving some: late requests wait for ever, or the queue grows
-until the trace ends. The :class:`Bounds` on the longest waits and on the last quarter show that.
-"""
+until the trace ends. The :class:`Bounds` on the longest waits and on the last quarter show that."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def goodput(
 
     The search multiplies or divides ``start`` by ``step`` until the rate lies between two, then halves. So ``holds``
     should be true up to some rate and false above it; else the result is one of the rates at which that changes. Raises
-    :class:`InvalidArgument` if no rate from ``least`` on will do, or every rate; ``text`` says what should hold.
-    """
+    :class:`InvalidArgument` if no rate from ``least`` on will do, or every rate; ``text`` says what should hold."""
 
     def enough(rate: float) -> Run | None:
         served = served_at(rate)
@@ -83,8 +81,7 @@ def fewest(attained: Callable[[int], float], share: float, most: int) -> int | N
     """Returns the fewest instances that attain ``share``; None: ``most`` are not enough.
 
     The search doubles, then halves, and tries no size twice. Attainment should grow with size; where it does not, the
-    result is one of the sizes at which attainment crosses ``share``.
-    """
+    result is one of the sizes at which attainment crosses ``share``."""
     few, many = 0, 1
     while attained(many) < share:
         if many == most:

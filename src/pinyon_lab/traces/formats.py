@@ -6,8 +6,7 @@
   (qwen-bailian-usagetraces-anon); perhaps ``user_id``. Pinyon writes this format, too.
 - ``bailian``: the record of "KVCache cache in the wild", Fig. 3: a date, user, request type, and a hash of each 4
   tokens alone. Here a block's id stands for all tokens up to its end.
-- ``azure``: CSV of lengths without blocks (AzurePublicDataset, LLM inference 2023).
-"""
+- ``azure``: CSV of lengths without blocks (AzurePublicDataset, LLM inference 2023)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Where the requests are served, their blocks and names are hashed (:mod:`pinyon.core.trace_hashes`). Where the file is
 written, all hashes become small numbers in order of appearance (:class:`Renumbering`), and the salt is forgotten. So
-nothing in the file was computed from a prompt or a name.
-"""
+nothing in the file was computed from a prompt or a name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The choice of the rows that a smaller trace keeps: whole users or sessions, with their reuse and at their own times.
 
 This is the down-scaling of "KVCache cache in the wild" §4.3, which cites TraceSplitter for keeping the temporal
-pattern. Times are not stretched, so bursts and the course of the day stay; the load falls as some users are absent.
-"""
+pattern. Times are not stretched, so bursts and the course of the day stay; the load falls as some users are absent."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def chosen(rows: Iterable[TraceRow], unit: Unit, factor: float, generator: rando
 
     Units are tried in a random order, and kept while the rows stay within ``factor`` of all, or come nearer to it. A
     unit with more rows than are left is skipped. Raises :class:`InvalidArgument` if no row names one, or there are too
-    many rows.
-    """
+    many rows."""
     of = array("i")
     """The number of each row's unit, which is that of the unit's first row."""
     numbers: dict[str, int] = {}

@@ -1,8 +1,7 @@
 """Host b in a process of its own, which serves three regions over rxe_b0 and rxe_b1.
 
 The processes are forked before the tests begin. On an emulated processor a new process would import for ten seconds,
-and a later fork would inherit its parent's devices and the locks of its parent's threads.
-"""
+and a later fork would inherit its parent's devices and the locks of its parent's threads."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def spare() -> tuple[ForkProcess, Connection]:
     """Returns a process that waits for a size and a secret.
 
     It answers with its segment and its regions' keys, and then answers every message, a command and the number of a
-    region, until the pipe is closed.
-    """
+    region, until the pipe is closed."""
     number = next(_unused)
     assert number < SPARES, f"more than {SPARES} hosts b"
     return _spares[number]

@@ -1,7 +1,6 @@
 """The guest's devices and addresses, as the transport's tests need them.
 
-That bytes cross the wire, and that NICs fail and come back, is seen by ``test_rdma_transport.py``.
-"""
+That bytes cross the wire, and that NICs fail and come back, is seen by ``test_rdma_transport.py``."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ def test_those_that_another_policy_admitted_count_too(name: str) -> None:
     """A request that another policy admitted takes its blocks too: 7 of 10 are left.
 
     By own blocks, each request takes one of the 7, and one block is left to the running request. By all blocks, three
-    requests of three blocks fit into ten.
-    """
+    requests of three blocks fit into ten."""
     books = Books()
     policy = BATCHING_POLICIES.make(name).policy(books)
     books.running[0] = sharing(0)

@@ -164,8 +164,7 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
 def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
     """Each request that came and did not leave is there once, whatever was late or old in between.
 
-    Turns are predicted as they then come.
-    """
+    Turns are predicted as they then come."""
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0, aged_share=share))
     waiting: dict[int, float] = {}
     now_s = 0.0

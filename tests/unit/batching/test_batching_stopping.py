@@ -9,17 +9,7 @@ from random import Random
 
 import pytest
 
-from pinyon.batching.stopping import (
-    ADD,
-    STOP,
-    Always,
-    Bandit,
-    BatchState,
-    Heuristic,
-    StoppingPolicy,
-    Taken,
-    binned,
-)
+from pinyon.batching.stopping import ADD, STOP, Always, Bandit, BatchState, Heuristic, StoppingPolicy, Taken, binned
 from pinyon_lab.policies.feather import LabFeatherSettings, LabLearning
 from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
 
@@ -162,10 +152,7 @@ def test_who_does_not_learn_has_no_table() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (lambda: QLearningSettings(rate=0), "rate"),
-        (lambda: QLearningSettings(explore_min=0.5, awake=0.4), "awake"),
-    ],
+    [(lambda: QLearningSettings(rate=0), "rate"), (lambda: QLearningSettings(explore_min=0.5, awake=0.4), "awake")],
 )
 def test_settings_have_bounds(settings, message: str) -> None:
     with pytest.raises(ValueError, match=message):

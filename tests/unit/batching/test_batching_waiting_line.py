@@ -74,9 +74,7 @@ def test_who_gave_way_goes_first_and_claims_what_came_after_it(policy, books):
     assert policy.remove(2)
     policy.enqueue(request(2, 9.0, 1.0, blocks=3))
     policy.enqueue(request(3, 0.1, blocks=1))
-    assert policy.admit(9, 3, now_s=1.0) == [
-        2,
-    ]
+    assert policy.admit(9, 3, now_s=1.0) == [2]
     books.held = {1: 3, 3: 3}
     assert policy.remove(2)
     policy.enqueue(request(2, 9.0, 1.0, blocks=3))

@@ -37,8 +37,7 @@ def rows_of(dice: random.Random, requests: int) -> list[TraceRow]:
     """Returns the rows of chats that go on or end, with answers of up to three blocks.
 
     A prompt's whole blocks are those of the turn before and of its answer, then new ones. Now and then a prompt
-    repeats.
-    """
+    repeats."""
     ids = itertools.count()
     begun = [next(ids), next(ids)]
     chats: list[tuple[str, list[int], int]] = []

@@ -21,8 +21,7 @@ Serve = Callable[..., tuple[str, grpc.Server]]
 def serve() -> Iterator[Serve]:
     """A function that serves a servicer until the test ends, and returns its address and the server.
 
-    The health service calls what is served a load balancer.
-    """
+    The health service calls what is served a load balancer."""
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
 

@@ -12,10 +12,7 @@ def test_every_policy_of_the_library_can_be_chosen():
         assert load_settings(ConductorSettings, ["--placement", name], {}).placement == name
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--placement", "nonsense"], ["--lease-ms", "0"], ["--no-such", "1"]],
-)
+@pytest.mark.parametrize("arguments", [["--placement", "nonsense"], ["--lease-ms", "0"], ["--no-such", "1"]])
 def test_nonsense_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         load_settings(ConductorSettings, arguments, {})

@@ -131,8 +131,7 @@ def test_nothing_is_said_while_instances_are_still_registering() -> None:
 def test_what_no_instance_more_would_help_asks_for_none(ttft_slo_s: float) -> None:
     """A prompt alone takes longer than its own limit, or than the conductor's default, while none waits.
 
-    If that limit is off, instances are added by the scaler's SLO.
-    """
+    If that limit is off, instances are added by the scaler's SLO."""
     world = World(("p0", Role.MIXED), ttft_slo_s=ttft_slo_s)
     for state in world.fleet.instances():
         state.prefill_model = KnownPrefillCost((0.0, 1e-3, 0.0))

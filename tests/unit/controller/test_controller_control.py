@@ -60,8 +60,7 @@ class World:
 async def old(tmp_path) -> tuple[Federation, Federation]:
     """Returns a federation of an earlier controller, and the same federation some versions later.
 
-    The controller is built in a running loop.
-    """
+    The controller is built in a running loop."""
     world = World(tmp_path)
     world.comes("b-0")
     early = world.federation

@@ -1,7 +1,6 @@
 """Text in, text out, against ``transformers``, with the values of ``tools/make_golden_text.py``.
 
-The path is the load balancer's tokens, the worker's engine and the text of its answer.
-"""
+The path is the load balancer's tokens, the worker's engine and the text of its answer."""
 
 from __future__ import annotations
 

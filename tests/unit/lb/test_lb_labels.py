@@ -41,10 +41,7 @@ def test_what_nobody_says():
     assert classify(Labels(), chat("user"), PUBLIC, 7.5).kind == "chat"
 
 
-@pytest.mark.parametrize(
-    ("roles", "turn"),
-    [("u", 1), ("su", 1), ("suau", 2), ("uauau", 3), ("s", 1), ("uu", 2)],
-)
+@pytest.mark.parametrize(("roles", "turn"), [("u", 1), ("su", 1), ("suau", 2), ("uauau", 3), ("s", 1), ("uu", 2)])
 def test_a_turn_is_what_the_user_has_said_so_far(roles, turn):
     names = {"u": "user", "a": "assistant", "s": "system"}
     assert classify(Labels(), chat(*(names[role] for role in roles)), PUBLIC, 0.0).turn == turn
@@ -99,8 +96,7 @@ def test_an_empty_header_says_nothing(name):
 
 
 @pytest.mark.parametrize(
-    ("sent", "read"),
-    [("Łukasz".encode(), "Łukasz"), ("José".encode(), "José"), ("José".encode("latin-1"), "José")],
+    ("sent", "read"), [("Łukasz".encode(), "Łukasz"), ("José".encode(), "José"), ("José".encode("latin-1"), "José")]
 )
 def test_headers_are_utf8_or_else_latin_1(sent, read):
     said = labels(x_pinyon_user=sent, x_pinyon_session=sent)

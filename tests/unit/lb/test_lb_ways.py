@@ -99,8 +99,7 @@ def test_other_regions_are_no_party_to_block_keys():
 def test_a_region_that_comes_later_is_open_to_who_comes_later():
     """A demand tells the destinations of all requests that wait with it, by the first request's words.
 
-    A request that may go to one more region must not share the number.
-    """
+    A request that may go to one more region must not share the number."""
     ways = (world := Waiting()).ways
     world.instance(room=0)
     before = ways.demand(request("us", "eu"))

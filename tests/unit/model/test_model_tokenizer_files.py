@@ -63,10 +63,7 @@ def test_an_older_checkpoint_names_its_tokens_in_their_own_file(tmp_path: Path) 
     assert card_with(tmp_path, case).chat_template.render([{"role": "user", "content": "x"}]) == "<|bos|>"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"added_tokens": 3}, {"added_tokens": [{"content": "x"}]}, {"model": 3}],
-)
+@pytest.mark.parametrize("changes", [{"added_tokens": 3}, {"added_tokens": [{"content": "x"}]}, {"model": 3}])
 def test_a_malformed_tokenizer_is_an_invalid_argument(tmp_path: Path, changes: dict[str, Any]) -> None:
     shutil.copytree(GOLDEN / "llama-pieces-bos", tmp_path, dirs_exist_ok=True)
     rules = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -66,8 +66,7 @@ def member(fleet: Fleet, name: str) -> InstanceState:
 def id_of_pair(fleet: Fleet, places: set[int]) -> str:
     """Returns the id of a request for model ``m`` without keys, whose pair of instances is at these places of the pool.
 
-    The pair is chosen by pinyon's defaults.
-    """
+    The pair is chosen by pinyon's defaults."""
     options, (pool,) = PinyonSettings(), fleet.pools("m")
     pairs = Pairs(HotnessSettings(), options.virtual_nodes, options.seed, options.key_tokens)
     names = (f"r{number}" for number in range(1000))

@@ -183,8 +183,7 @@ def test_a_pair_is_named():
 def queues():
     """Returns a fleet in which a token takes 0.1 ms.
 
-    At ``a`` seven prompts wait, 4 s each; the prompt being computed at ``b`` takes 6 s more.
-    """
+    At ``a`` seven prompts wait, 4 s each; the prompt being computed at ``b`` takes 6 s more."""
     fleet = make_fleet()
     for name in "ab":
         fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)

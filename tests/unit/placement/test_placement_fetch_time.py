@@ -223,11 +223,7 @@ def test_what_is_placed_keeps_no_arrays_and_sums_stay_in_bounds(fleet):
     assert p0.queued_prefill_us == 100 * PREFILL_US_MAX
     for number in range(100):
         fleet.inflight.release(str(number))
-    assert (p0.queued_prefill_us, any(fleet.loads.ahead_us), any(fleet.loads.behind)) == (
-        0,
-        False,
-        False,
-    )
+    assert (p0.queued_prefill_us, any(fleet.loads.ahead_us), any(fleet.loads.behind)) == (0, False, False)
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ def queues() -> Fleet:
     """Returns a fleet in which a token takes 0.1 ms.
 
     At ``a`` seven prompts wait that take 4 s each, and nothing is computed. At ``b`` nothing waits, and the prompt
-    being computed takes 6 s more.
-    """
+    being computed takes 6 s more."""
     fleet = make_fleet()
     for name in "ab":
         fleet.join(info(name, MIXED, short_first=True, max_context_tokens=0, capacity_blocks=0), 0.0)

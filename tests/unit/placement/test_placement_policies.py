@@ -291,8 +291,7 @@ def moved(
 ) -> list[str]:
     """Returns the requests that move from one instance of a pair to the other.
 
-    The requests that wait take 1.29 s each; the other instance has ``others_tokens`` of other work.
-    """
+    The requests that wait take 1.29 s each; the other instance has ``others_tokens`` of other work."""
     one, two = pair_of(settings_, fleet_of(dict.fromkeys(NAMES, 0), {}), ask())
     fleet = fleet_of({**dict.fromkeys(NAMES, 0), two: others_tokens}, {})
     scheduler = Scheduler(fleet, DualMap(settings_))

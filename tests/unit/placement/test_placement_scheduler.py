@@ -409,12 +409,7 @@ def test_rejection_by_time_between_tokens(fleet, scheduler):
 
 def test_an_error_unknown_instances_may_undo_says_try_again(fleet, scheduler):
     fleet.set_load(member(fleet, "p0"), InstanceLoad(pending_prefill_tokens=100_000), 0.0)
-    refused = (
-        ask(model="other"),
-        ask(ttft_slo_s=1e-3),
-        ask(prompt_tokens=8192),
-        ask(prompt_tokens=159),
-    )
+    refused = (ask(model="other"), ask(ttft_slo_s=1e-3), ask(prompt_tokens=8192), ask(prompt_tokens=159))
     version = fleet.version
     fleet.settle(True)
     assert fleet.version > version

@@ -245,8 +245,7 @@ def calls() -> Iterator[Callable[[], int]]:
     """Yields a function that counts the new calls, without Python's cyclic garbage collector.
 
     Calls that existed before do not count: an error in another test's parameters keeps its calls alive. Released calls
-    must be freed without the collector.
-    """
+    must be freed without the collector."""
     gc.collect()
     before = all_calls()
     known = set(map(id, before))

@@ -19,8 +19,7 @@ def test_steps_tokens_seconds_and_kv(share: float, kv_tokens: float) -> None:
     """Two prompts of 48 tokens share 32, and each generates four tokens, of which the first comes with the prompt.
 
     The second prompt is computed beside the first request's first decode: four steps, two of which decode both. With
-    0.5, those two steps save half of the shared tokens.
-    """
+    0.5, those two steps save half of the shared tokens."""
     engine = EngineProfile("", "", "", 0.0, 1e-3, 0.0, 0.01, 0.0, 1e-4, share)
     settings = ClusterSettings((Role.MIXED,), 16, 16_384)
     cluster = SimCluster(settings, load_machine("tiny"), engine, PLACEMENT_POLICIES.make("round_robin"))

@@ -24,8 +24,7 @@ def cluster(settings: ClusterSettings) -> SimCluster:
 def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:
     """A prompt of 16 tokens and three decoded tokens take four steps.
 
-    Memory suffices for one of the two requests, so the other waits in each of the first request's steps.
-    """
+    Memory suffices for one of the two requests, so the other waits in each of the first request's steps."""
     cost = SchedulingCost(0.25, 2.0)
     one = cluster(ClusterSettings((Role.MIXED,), 16, 32, scheduling=cost))
     first, second = one.run([Arrival(0.0, 16, 4, (block,), NO_TRAITS) for block in (1, 2)])
@@ -43,8 +42,7 @@ def test_steps_wait_for_the_scheduler_longer_while_others_wait() -> None:
 def test_the_grouped_kernel_reads_each_groups_prefix_once() -> None:
     """Two groups of two requests share a block each, of which the second request of each group reads half.
 
-    The first request is a step ahead: two steps decode all four requests, one step the three others.
-    """
+    The first request is a step ahead: two steps decode all four requests, one step the three others."""
     prompts = [(1 + group, 10 * group + each) for group in (1, 2) for each in (1, 2)]
 
     def read(kernel: str) -> float:

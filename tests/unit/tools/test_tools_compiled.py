@@ -1,7 +1,6 @@
 """Modules compiled by mypyc decide as their source does: some placement tests run on compiled modules.
 
-They are skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``.
-"""
+They are skipped without a C compiler. All tests of pure rooms: ``./dev test --compiled``."""
 
 from __future__ import annotations
 

@@ -75,3 +75,11 @@ def test_the_tools_themselves_are_plain(capsys: pytest.CaptureFixture[str]) -> N
     assert all([*files([name])] for name in CHECKED)
     assert main(["tools"]) == 0
     assert capsys.readouterr().out == "0 places where the prose is not plain\n"
+
+
+def test_a_docstring_ends_on_its_last_line(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text('"""The first line.\n\nThe last one.\n"""\n')
+    assert [str(each.what) for each in findings(file)] == ["the closing quotes have a line of their own"]
+    file.write_text('"""The first line.\n\nThe last one."""\n')
+    assert not list(findings(file))

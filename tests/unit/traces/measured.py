@@ -1,7 +1,6 @@
 """The statistics that papers print of a workload, counted independently with NumPy.
 
-They cover all uses of all blocks, with an unlimited cache.
-"""
+They cover all uses of all blocks, with an unlimited cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The statistics that papers print of the generated workloads, beside those of the profiles' traces.
 
 A statistic that a profile does not meet gives the reason in the same table. The test checks that the reason stays only
-as long as the statistic is not met. The tables are those of docs/use/traces.md.
-"""
+as long as the statistic is not met. The tables are those of docs/use/traces.md."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Statistic(NamedTuple):
 def measured(name: str) -> Measured:
     """Returns the statistics of a day of seed 1 (toolagent: of its whole hour).
 
-    The day has fewer users than the service, with as many requests of each user.
-    """
+    The day has fewer users than the service, with as many requests of each user."""
     made = profile(name)
     scale = {"qwen-a": (0.6, 1017), "qwen-b": (0.8, 80)}.get(name)
     if scale is not None:
@@ -85,8 +83,7 @@ def lengths(multi: bool, mean: float, *of_hbm: float) -> list[Statistic]:
     """Returns the statistics of the input and output of text requests.
 
     For the quantiles §3.5 prints shares of the memory for KV; for the mean of multi-turn requests it prints both the
-    share, 0.56 %, and the tokens, 5,953.
-    """
+    share, 0.56 %, and the tokens, 5,953."""
     name = f"text, {'multi' if multi else 'single'}-turn, input and output"
 
     def tokens(seen: Measured) -> np.ndarray:
@@ -148,8 +145,7 @@ def widest(seen: Measured) -> float:
 def key_length(blocks: int) -> Callable[[Measured], float]:
     """Returns a statistic: the share of requests with this key length, in blocks.
 
-    DualMap's hash key is one block longer than a hot prefix: here a prefix that a tenth of all requests have.
-    """
+    DualMap's hash key is one block longer than a hot prefix: here a prefix that a tenth of all requests have."""
     return lambda seen: float((seen.hot + 1 == blocks).mean())
 
 

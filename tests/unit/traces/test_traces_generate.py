@@ -28,8 +28,7 @@ GOLDEN = {
 }
 """The rows and the hash of 15 minutes of seed 1 at one request per second.
 
-A change of these changes what was measured on generated traces, and must say so.
-"""
+A change of these changes what was measured on generated traces, and must say so."""
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -53,8 +52,7 @@ def test_another_seed_is_another_trace(name: str) -> None:
 def variants() -> Iterator[tuple[str, Profile]]:
     """Yields each profile with its usual values and with all values at either end of their ranges.
 
-    The last profile has programs whose calls are often followed up.
-    """
+    The last profile has programs whose calls are often followed up."""
     for name, spec in PROFILES.items():
         for which in ("usual", "low", "high"):
             made = profile(name, **{key: getattr(free, which) for key, free in spec.free.items()})
@@ -182,8 +180,7 @@ def test_workdays_differ_a_little_and_nights_are_quieter(week: Week) -> None:
 def test_the_same_hours_of_workdays_are_alike(week: Week) -> None:
     """The hours 9:00 to 11:00 are alike on all workdays, nights are not (Figs. 15 and 29).
 
-    Two samples of *n* of one distribution are 1.63 √(2/n) apart in 1 % of the cases.
-    """
+    Two samples of *n* of one distribution are 1.63 √(2/n) apart in 1 % of the cases."""
     mornings = [week.of_day(day, 9, 11) for day in range(5)]
     least = min(map(len, mornings))
     assert least > 200

@@ -1,7 +1,6 @@
 """A fake device, and tensors of it and of the CPU, exported by hand-made DLPack capsules.
 
-The device's memory lies behind unusable addresses, and only its driver copies it.
-"""
+The device's memory lies behind unusable addresses, and only its driver copies it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A peer process that is reached by shm alone.
 
 ``main([SIZE, SECRET])`` prints its segment as JSON and then obeys commands, a line of JSON each, until its stdin
-closes. Each command is answered by a line of JSON, ``reuse`` by several.
-"""
+closes. Each command is answered by a line of JSON, ``reuse`` by several."""
 
 import itertools
 import json

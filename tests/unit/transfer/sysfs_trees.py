@@ -57,11 +57,7 @@ class SysfsTree:
         self._interfaces += 1
         parent = self.devices / "virtual" if device is None else device
         path = self.write(
-            parent / "net" / name,
-            operstate=state,
-            type=1,
-            ifindex=self._interfaces,
-            uevent=f"INTERFACE={name}",
+            parent / "net" / name, operstate=state, type=1, ifindex=self._interfaces, uevent=f"INTERFACE={name}"
         )
         if speed is not None:
             self.write(path, speed=speed)
@@ -125,8 +121,7 @@ class SysfsTree:
 def dgx_like(root: Path) -> SysfsTree:
     """Makes two sockets, four PCIe switches with two GPUs and two compute NICs each, a storage NIC per socket.
 
-    Compute: mlx5_0 to 3 and 5 to 8; storage, on root ports of their own: mlx5_4 (socket 0) and mlx5_9 (socket 1).
-    """
+    Compute: mlx5_0 to 3 and 5 to 8; storage, on root ports of their own: mlx5_4 (socket 0) and mlx5_9 (socket 1)."""
     tree = SysfsTree(root)
     tree.node(0, "0-63,128-191")
     tree.node(1, "64-127,192-255")

@@ -99,12 +99,7 @@ def test_dgx_inventory(tmp_path: Path) -> None:
         ),
     )
     assert nic(inventory, "ens9") == NicInfo(
-        "ens9",
-        "tcp",
-        pci=("pci0000:a0", "0000:a0:03.1", "0000:a1:00.0"),
-        numa=1,
-        speed_mbit=200_000,
-        up=True,
+        "ens9", "tcp", pci=("pci0000:a0", "0000:a0:03.1", "0000:a1:00.0"), numa=1, speed_mbit=200_000, up=True
     )
     assert nic(inventory, "lo").loopback
     assert nic(inventory, "docker0").virtual

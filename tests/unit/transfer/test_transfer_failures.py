@@ -294,10 +294,7 @@ def test_inbound_links_over_the_cap_take_turns(engine) -> None:
 
 def test_strangers_that_say_nothing_keep_nobody_out(engine) -> None:
     """The silent strangers hold places of their own until their time is up; the oldest makes room for another."""
-    with (
-        tcp_engine(replace(PATIENT, max_inbound=2)) as server,
-        contextlib.ExitStack() as stack,
-    ):
+    with tcp_engine(replace(PATIENT, max_inbound=2)) as server, contextlib.ExitStack() as stack:
         request = hundred_bytes(engine, server)
         assert engine.transfer([request])[0].ok
         address = (server.descriptor().host, server.descriptor().port)

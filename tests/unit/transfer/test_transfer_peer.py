@@ -1,8 +1,7 @@
 """Chains over the paths to a peer, on a transport whose attempts end when and how the test says.
 
 Time is virtual. The threads are real, but nothing happens except by a step of the test, which then waits until all is
-quiet.
-"""
+quiet."""
 
 from __future__ import annotations
 
@@ -892,8 +891,7 @@ class AnyOrder(RuleBasedStateMachine):
     def attempts(self, index: int) -> list[Attempt]:
         """Returns the attempt of this index, or none when nothing runs.
 
-        This is not a precondition: what runs may depend on the scheduler, and which rules there are must not.
-        """
+        This is not a precondition: what runs may depend on the scheduler, and which rules there are must not."""
         attempts = sorted(self.bench.open, key=lambda one: self.bench.chains.index(one.chain))
         return attempts[index % len(attempts) :][:1] if attempts else []
 

@@ -96,12 +96,7 @@ class StepClock:
 class Near:
     """The near side in this process: a transport and a local region."""
 
-    def __init__(
-        self,
-        limits: TransferLimits = LIMITS,
-        secret: bytes | None = None,
-        size: int = SIZE,
-    ) -> None:
+    def __init__(self, limits: TransferLimits = LIMITS, secret: bytes | None = None, size: int = SIZE) -> None:
         self.clock = StepClock()
         self.table = MemoryTable()
         self.context = EngineContext(os.urandom(16), self.table, limits, secret, clock=self.clock)
@@ -252,8 +247,7 @@ def test_no_completed_read_has_what_came_after_unregister(near, start_peer, leng
     """Completed READs have no bytes that were written after the unregistration; ``alone`` READs use no chain.
 
     The endpoint of an ``alone`` READ knows the key. The test runs at least 300 rounds, until enough READs came in time
-    and enough too late.
-    """
+    and enough too late."""
     peer = start_peer()
     peer.send("reuse", length)
     completed = refused = alone_completed = 0
@@ -514,8 +508,7 @@ def test_a_peer_in_another_pid_namespace_is_unreachable(near, start_peer) -> Non
 class Impostor:
     """A server of this process's shm links that sends what it is told after the initiator's PROOF.
 
-    An empty answer is a valid proof; with ``repeat`` later links get the first link's proof again.
-    """
+    An empty answer is a valid proof; with ``repeat`` later links get the first link's proof again."""
 
     def __init__(self, *answers: bytes, repeat: bool = False) -> None:
         self._answers = answers

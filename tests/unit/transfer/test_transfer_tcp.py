@@ -17,15 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pinyon.transfer import (
-    Access,
-    Nic,
-    Opcode,
-    Reason,
-    SegmentDescriptor,
-    TransferLimits,
-    TransferStatus,
-)
+from pinyon.transfer import Access, Nic, Opcode, Reason, SegmentDescriptor, TransferLimits, TransferStatus
 from pinyon.transfer.chains.chain import DONE, LOST, Chain, ChainOutcome
 from pinyon.transfer.chains.slicing import ChainPlan, Slice
 from pinyon.transfer.links import handshake, spinner
@@ -536,8 +528,7 @@ frames = st.builds(
 def test_no_bytes_reach_memory_outside_granted_ranges(target, shots, mutations) -> None:
     """Bytes change only where a frame, mutated or not, names the region's key and a range of it.
 
-    The link ends or goes on, and the server goes on, whatever a peer sends.
-    """
+    The link ends or goes on, and the server goes on, whatever a peer sends."""
     keys = {b"GOOD": target.region.key, b"CLOSED": target.closed_region.key, b"UNKNOWN": b"u" * 16}
     data = b""
     for shot in shots:

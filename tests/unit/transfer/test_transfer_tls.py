@@ -132,11 +132,7 @@ def test_files_are_checked(make_files, tmp_path) -> None:
     certificate, key, ca = make_files("ca")
     contexts = TlsContexts(certificate, key, ca)
     assert contexts.server.minimum_version == contexts.client.minimum_version
-    for broken in (
-        (tmp_path / "none.pem", key, ca),
-        (certificate, make_files("ca")[1], ca),
-        (certificate, key, key),
-    ):
+    for broken in ((tmp_path / "none.pem", key, ca), (certificate, make_files("ca")[1], ca), (certificate, key, key)):
         with pytest.raises(InvalidTransfer) as caught:
             TlsContexts(*broken)
         assert caught.value.field == "tls"

@@ -1,8 +1,7 @@
 """Readiness of instances: whether they would serve a request now, for ``/health/ready`` and the gRPC health service.
 
 While a conductor answers, its list counts, as it drops instances whose lease has ended. No conductor vouches for
-instances while it is away, or has just started and not listed them yet: these are asked themselves.
-"""
+instances while it is away, or has just started and not listed them yet: these are asked themselves."""
 
 from __future__ import annotations
 

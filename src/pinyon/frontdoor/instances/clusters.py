@@ -1,8 +1,7 @@
 """The clusters of instances that are served from here: the region's own, and those whose load balancers have failed.
 
 Each cluster has a conductor, which lists its instances and places requests on them. An adopted cluster is given back
-when the regional controller says so; requests that run there run to their end.
-"""
+when the regional controller says so; requests that run there run to their end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The load balancer's stream to the conductor: requests of one event-loop turn travel in one message.
 
 While no conductor answers, the session reconnects with growing pauses. Meanwhile the load balancer itself places
-requests, on the instances that were listed last.
-"""
+requests, on the instances that were listed last."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ class ConductorSession:
     list, and whether it is the first of its session.
 
     ``in_flight`` returns this load balancer's requests: if they are many, they travel together to the conductor, and
-    from there to the workers.
-    """
+    from there to the workers."""
 
     def __init__(
         self,
@@ -91,8 +89,7 @@ class ConductorSession:
         """Returns where the request runs. ``size_bytes`` is the most that the request takes in the message.
 
         Raises :class:`ConductorAway` when no conductor answers in time, else the :class:`PinyonError` it answered with.
-        A placement that comes too late, or after a cancel, is given back.
-        """
+        A placement that comes too late, or after a cancel, is given back."""
         if not self.connected:
             raise ConductorAway("the conductor is away")
         if not self._outgoing.has_room:

@@ -299,8 +299,7 @@ class ConductorCluster:
         Raises :class:`Unavailable`.
 
         A failed instance is tried again by one request at a time, when its pause is over. A ``careful`` request, which
-        an instance has failed already, avoids it as long as there are others.
-        """
+        an instance has failed already, avoids it as long as there are others."""
         self._expire(now_s)
         known = self._candidates.get(model, [])
         if not serving_groups(known, total_tokens, exclude):

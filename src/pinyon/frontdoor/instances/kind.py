@@ -1,7 +1,6 @@
 """Instances of pinyon as targets: a conductor chooses them, and sessions carry requests there and tokens back.
 
-When the conductor is away, or has lost sight of a model, the load balancer chooses among the last known instances.
-"""
+When the conductor is away, or has lost sight of a model, the load balancer chooses among the last known instances."""
 
 from __future__ import annotations
 
@@ -299,8 +298,7 @@ class Dispatcher:
         """Runs the request until it has its ``finish_reason``. ``take`` gets its news; for a whole answer, all at once.
 
         Raises the :class:`PinyonError` it failed with, and what ``take`` raises. However it ends, even if cancelled,
-        its ticket is left and no hop keeps anything of it.
-        """
+        its ticket is left and no hop keeps anything of it."""
         target, whose = routed(request, self._models, self._secret), request.request_class
         request.depart(self._models.of(request.model), target, whose.geographies, whose.tenant)
         request.take = take

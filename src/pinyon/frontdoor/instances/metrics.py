@@ -20,13 +20,7 @@ TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.
 class LbMetrics(DoorMetrics[Request]):
     """The metrics of requests from both front doors on our own instances. ``models`` are those served."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        models: Sequence[str],
-        line: Line,
-        clusters: Clusters,
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, models: Sequence[str], line: Line, clusters: Clusters) -> None:
         super().__init__(registry, line, models)
         home, workers = clusters.home, clusters.workers
         self._no_token = Count(

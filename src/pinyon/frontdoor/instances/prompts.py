@@ -2,8 +2,7 @@
 
 Short prompts are tokenized on the event loop (a few µs), and so are longer ones that the tokenizer mostly knows. Others
 go to threads, and long texts for a tokenizer that keeps the GIL to a process, so that one long prompt does not hold up
-the streams of others.
-"""
+the streams of others."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class KeyChains:
 
     A system prompt or an earlier turn recurs with every request. A run of blocks that was seen before, after the same
     key, costs one hash here instead of one per block. The result equals that of
-    :func:`pinyon.core.block_keys.chain_block_keys`, packed.
-    """
+    :func:`pinyon.core.block_keys.chain_block_keys`, packed."""
 
     def __init__(self, runs: int = RUNS_MAX) -> None:
         self._limit = runs
@@ -146,8 +144,7 @@ class Prompts:
 
         The choices of one prompt have consecutive seeds, starting with the call's. If they are ``numbered``, their
         numbers are part of their ids. ``holder`` names the client that places are counted against (empty: none). Raises
-        :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`.
-        """
+        :class:`InvalidArgument` naming the field of the call, and :class:`Unavailable`."""
         rendering = self._checked(call.rendering, holder, request_class.cache_salt)
         call.sampling.check_tokens(self._card.config.vocab_size)
         context = self.max_context()

@@ -1,8 +1,7 @@
 """Recording of the requests that this load balancer serves, as a trace. Only the load balancer sees them whole: their
 tokens, class and arrival time, and how much was generated for them.
 
-No request waits for a recording: requests that its reader does not take in time are left out and counted.
-"""
+No request waits for a recording: requests that its reader does not take in time are left out and counted."""
 
 from __future__ import annotations
 

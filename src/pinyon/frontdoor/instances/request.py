@@ -2,8 +2,7 @@
 
 When an instance fails, the request goes on elsewhere with its prompt and the tokens generated so far. The sampler
 depends only on logits, seed and index, so with the same weights the tokens continue exactly. The new instance replays
-the text from the first generated token on; text that the client has already got is dropped by length.
-"""
+the text from the first generated token on; text that the client has already got is dropped by length."""
 
 from __future__ import annotations
 
@@ -207,8 +206,7 @@ class Request(Flight):
     def fold(self, update: worker_pb2.StreamUpdate, now_s: float) -> Delta:
         """Takes one update and returns its news. Sets ``finish_reason`` or ``error`` if it was the attempt's last one.
 
-        Raises :class:`Internal` if it lacks the log-probabilities that were requested.
-        """
+        Raises :class:`Internal` if it lacks the log-probabilities that were requested."""
         text, tokens = update.text, update.tokens[:]
         logprobs = self._logprobs(update) if tokens and self.sampling.logprobs >= 0 else NO_LOGPROBS
         if self._drop_chars and text:
@@ -311,8 +309,7 @@ class Request(Flight):
 
         ``attempts`` limits costly attempts: those whose instance was ``lost``, had generated, or failed slowly.
         Instances that were not ``reached``, or refused at once, are passed over for ``patience_s`` without a token,
-        however many. So are instances that gave up because they were ``leaving``, which is not the request's fault.
-        """
+        however many. So are instances that gave up because they were ``leaving``, which is not the request's fault."""
         failed = self.failed_instance
         if failed is None:
             return False
@@ -342,8 +339,7 @@ class Request(Flight):
         """Returns the conductor's message. ``exclude`` is added to the failed instances; ``block_keys`` replaces the
         request's own keys if the conductor's instances have others.
 
-        Each attempt has an id of its own, so that late reports about one do not end another.
-        """
+        Each attempt has an id of its own, so that late reports about one do not end another."""
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
             model=self.model,
@@ -369,8 +365,7 @@ class Request(Flight):
     ) -> None:
         """Writes the present attempt straight into a message that will be sent, as prompts are too large to copy.
 
-        ``fingerprint`` names the weights that the instance should have, unless earlier tokens decide that.
-        """
+        ``fingerprint`` names the weights that the instance should have, unless earlier tokens decide that."""
         if not self.tokens:
             self.fingerprint = fingerprint
         message.request_id = attempt_id

@@ -4,8 +4,7 @@ In a thread, 4 MiB of new text stop the event loop for some 2 s. The library alo
 as long, and keeps it for 70 ms or more while it lists so many tokens.
 
 The process gets the arguments of :func:`tokenize`, pickled, from us only, and answers with the tokens or with why there
-are none. It ends with its connection, however the parent ends.
-"""
+are none. It ends with its connection, however the parent ends."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class TokenizerProcess:
     async def tokenize(self, name: str, prompt: PromptInput, rendering: Rendering = PLAIN) -> bytes:
         """Returns the result of :func:`tokenize`, counted against the client ``name`` (empty: against none).
 
-        Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies.
-        """
+        Raises :class:`Unavailable` when too many prompts wait, of this client or of all, or the process dies."""
         return await self._thread.run(name, self._ask, prompt, rendering)
 
     async def close(self) -> None:

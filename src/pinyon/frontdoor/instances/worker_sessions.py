@@ -43,8 +43,7 @@ class WorkerSessions:
     Instances are asked to report their load to ``on_load``, at most every :data:`LOAD_INTERVAL_S`. Watched ones report
     even if nothing was sent to them. The callback ``on_load_lost`` gets the address of an instance that has reported
     when the session to it ends, or turns out to lead to a process that has gone. No reports of that instance follow
-    until it is back.
-    """
+    until it is back."""
 
     def __init__(
         self,
@@ -85,8 +84,7 @@ class WorkerSessions:
         """Returns a stream to the instance at ``address``, and the submission to fill in before the next ``await``.
 
         Waits while the instance does not keep up. With TLS, a new session accepts only the instance of that id. Raises
-        :class:`Unavailable`.
-        """
+        :class:`Unavailable`."""
         while True:
             session = self._session(address, instance_id)
             if session.outgoing.has_room:
@@ -115,8 +113,7 @@ class WorkerSessions:
         ``restarted``, as these may be to processes that are gone. The ``renewed`` addresses may be dialed at once.
 
         If ``watch``, keeps a session to each known instance from now on, up to :data:`SESSIONS_MAX`. A session that
-        ends is reopened after a pause, which grows while the instance does not answer.
-        """
+        ends is reopened after a pause, which grows while the instance does not answer."""
         watched = known if watch else {address: known[address] for address in self._watched if address in known}
         self._watched = dict(islice(watched.items(), SESSIONS_MAX))
         self._silent = {address: due_s for address, due_s in self._silent.items() if address in self._watched}

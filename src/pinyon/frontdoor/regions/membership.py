@@ -2,8 +2,7 @@
 identity and load, and for news of the federation.
 
 No request waits for the controller. While it is away, the load balancer goes on with the last federation. For how long
-it keeps adopted clusters then, :meth:`pinyon.federation.view.Federation.adopted_now` says.
-"""
+it keeps adopted clusters then, :meth:`pinyon.federation.view.Federation.adopted_now` says."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class RegionMembership:
     def adopted(self, reachable: Collection[str] = ()) -> tuple[Cluster, ...]:
         """Returns the clusters served for others now; ``reachable`` are the ids of load balancers with open streams.
 
-        The answer changes when the controller is silent for longer than its lease: ask when a peer comes or goes.
-        """
+        The answer changes when the controller is silent for longer than its lease: ask when a peer comes or goes."""
         if self.federation is None:
             return ()
         silent_s = self.clock() - self._heard_s

@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection to a server: one request at a time, the next one after the answer.
 
 llhttp (through httptools) parses the answers, strictly. Interim answers (1xx) and trailers are dropped; a body's bytes
-are passed on unchanged, without their transfer coding.
-"""
+are passed on unchanged, without their transfer coding."""
 
 from __future__ import annotations
 

@@ -169,8 +169,7 @@ class ServerFleet:
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
         """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
         caller closes the answer, and watches the deadline. Raises :class:`Absent`, :class:`Broke` and
-        :class:`ConnectionsFull` (:mod:`pinyon.frontdoor.failures`).
-        """
+        :class:`ConnectionsFull` (:mod:`pinyon.frontdoor.failures`)."""
         return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
 
     def sent(self, target: str, forward: Forward) -> Target | None:

@@ -44,8 +44,7 @@ class ConnectionPool:
         """Sends a request and returns when the answer's head is here. The caller closes the answer.
 
         Raises :class:`Absent` if the server is not there and :class:`ConnectionsFull` if there are too many
-        connections; then nothing was sent. Raises :class:`Broke` if the answer does not come, or is invalid.
-        """
+        connections; then nothing was sent. Raises :class:`Broke` if the answer does not come, or is invalid."""
         loop = asyncio.get_running_loop()
         broke: Broke | None = None
         while True:

@@ -43,8 +43,7 @@ class UpstreamUrl:
 def parse_upstreams(text: str) -> tuple[UpstreamUrl, ...]:
     """Parses URLs with commas between them; each may end with ``/v1``, as all routes begin with it.
 
-    Raises :class:`InvalidArgument` that names what is wrong.
-    """
+    Raises :class:`InvalidArgument` that names what is wrong."""
     found: list[UpstreamUrl] = []
     for part in text.split(","):
         url = _parse(part.strip())
@@ -100,8 +99,7 @@ def read_upstream_keys(path: str) -> UpstreamKeys:
     """Reads a file of lines ``KEY``, for all servers of ``--upstream``, or ``URL KEY``, for one; ``#`` begins a
     comment. An empty path means no keys.
 
-    Raises :class:`InvalidArgument`; the message never holds a key.
-    """
+    Raises :class:`InvalidArgument`; the message never holds a key."""
     if not path:
         return UpstreamKeys()
     try:

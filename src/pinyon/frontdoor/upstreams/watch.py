@@ -3,8 +3,7 @@
 For each server, one task asks every second whether it is well, and now and then for its models. Another task asks for
 its load ten times a second (SkyWalker §4.1), one question at a time, so that slow servers are asked less often. A
 report is valid for about a second (the pushing rule decides), so a server that reports nothing gets nothing new. If
-such a server is well, its outstanding requests are counted instead.
-"""
+such a server is well, its outstanding requests are counted instead."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Between its beginning and its end, a session has only DATA frames. A few lines h
 
 A peer's demands are bounded: frames of 64 KiB, header blocks of 16 KiB, 64 streams at once, windows of 1 MiB each. All
 work that it causes except messages is counted in units of about 2 µs each in Python. A connection has a number of units
-per tick, and ends when its peer asks for more.
-"""
+per tick, and ends when its peer asks for more."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Http2Connection(StreamLink):
     """A connection; ``write`` sends bytes to the peer, and the bytes in ``opening`` have to be sent first.
 
     On a server's side, ``opened`` is called with each new stream, its headers and whether these end it. It returns the
-    stream's receiver, and may end the stream.
-    """
+    stream's receiver, and may end the stream."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """HTTP/2 headers of gRPC: requests, answers, and how a call ended.
 
-By gRPC's protocol over HTTP/2, messages are percent-encoded, binary metadata is base64, and timeouts have 8 digits.
-"""
+By gRPC's protocol over HTTP/2, messages are percent-encoded, binary metadata is base64, and timeouts have 8 digits."""
 
 from __future__ import annotations
 

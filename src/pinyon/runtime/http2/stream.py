@@ -33,8 +33,7 @@ The bytes of an incomplete message take no room of the stream's window, so that 
 class StreamFailed(Exception):
     """An end of a stream other than by a gRPC status of its peer.
 
-    ``code`` is HTTP/2's; ``status`` is the name of the gRPC status that stands for it, if any.
-    """
+    ``code`` is HTTP/2's; ``status`` is the name of the gRPC status that stands for it, if any."""
 
     def __init__(self, code: ErrorCode, reason: str, status: str = "") -> None:
         super().__init__(reason)
@@ -211,8 +210,7 @@ class Http2Stream:
     def data(self, payload: bytes, at: int, end: int, counted: int, last: bool) -> bool:
         """Takes ``payload[at:end]`` of a frame that counts as ``counted`` bytes; returns whether it ends a message.
 
-        Raises :class:`StreamFailed` for data that breaks gRPC's or this stream's rules.
-        """
+        Raises :class:`StreamFailed` for data that breaks gRPC's or this stream's rules."""
         if self.remote_closed:
             raise StreamFailed(ErrorCode.STREAM_CLOSED, "data after the end of the stream")
         self._window -= counted

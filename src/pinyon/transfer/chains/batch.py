@@ -12,8 +12,7 @@ class BatchProgress:
     """Statuses of requests that were submitted together, each moved in one or more slices.
 
     A request is final when its last slice is: until then its local memory may still be touched. Of several unsuccessful
-    slices the first decides the status.
-    """
+    slices the first decides the status."""
 
     __slots__ = ("_failures", "_left", "_moved")
 
@@ -28,8 +27,7 @@ class BatchProgress:
     ) -> tuple[dict[tuple[TransferStatus, Reason], int], int]:
         """Accounts for slices that ended alike, except those with a code in ``refusals`` (one per slice, 0 = none).
 
-        Returns how many requests became final and how, and the bytes moved.
-        """
+        Returns how many requests became final and how, and the bytes moved."""
         finals: dict[tuple[TransferStatus, Reason], int] = {}
         left, moved, failures = self._left, self._moved, self._failures
         completed = moved_bytes = 0

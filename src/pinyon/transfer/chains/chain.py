@@ -47,8 +47,7 @@ class Chain:
 
     A transport claims the chain *after* it has an endpoint and before it touches memory. So a chain that still waits
     for a thread, a name lookup or a handshake can be ended at once by any thread. A running chain ends only when its
-    runner has let go of the memory, so a late byte never lands after the final status.
-    """
+    runner has let go of the memory, so a late byte never lands after the final status."""
 
     __slots__ = (
         *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "failure"),

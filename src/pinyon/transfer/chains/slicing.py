@@ -3,8 +3,7 @@
 A chain is a run of slices with one peer, one direction and one pair of memory locations: one path, one completion. The
 paper cuts at 16 KB (Mooncake §3.2.3). Here a slice costs tens of microseconds of interpreter, so the size adapts. Small
 requests travel together. A large one is cut into as many pieces as keep all paths busy, but not smaller than what a
-path moves in a fraction of a millisecond.
-"""
+path moves in a fraction of a millisecond."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The network interfaces of this network namespace: their addresses and links (``man 7 rtnetlink netdevice``).
 
-Sysfs has no addresses, and in a namespace it may still show the interfaces of another namespace.
-"""
+Sysfs has no addresses, and in a namespace it may still show the interfaces of another namespace."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def _attributes(body: bytes, at: int) -> dict[int, bytes]:
 class LinkMonitor:
     """The links of some interfaces, which all count as up at first. Names that are no interfaces are not watched.
 
-    Only the host's own interfaces can be seen; failures farther away are found by stalls and broken connections.
-    """
+    Only the host's own interfaces can be seen; failures farther away are found by stalls and broken connections."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._up: dict[str, bool] = {}

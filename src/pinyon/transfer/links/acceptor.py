@@ -202,8 +202,7 @@ class Acceptor:
 
     A further link evicts the one that has rested longest, or is answered BUSY when all are in use. A link takes its
     place when its handshake is complete. Before that it is a stranger. When there are too many strangers, the oldest of
-    the network with most of them goes, so one network cannot keep the others out.
-    """
+    the network with most of them goes, so one network cannot keep the others out."""
 
     def __init__(self, context: EngineContext, services: Mapping[int, LinkService]) -> None:
         self.context = context

@@ -2,8 +2,7 @@
 
 A transport leases an endpoint to one chain at a time; at the limits a chain waits for one; what broke is replaced.
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded, evicted by SIEVE (Zhang et al., NSDI
-'24, Algorithm 1).
-"""
+'24, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -156,8 +155,7 @@ class Endpoints(ABC, Generic[E]):
     """The ``Transport`` methods of transports with endpoints. All methods are thread-safe.
 
     A chain takes the endpoint of its path that was used last and is free, or makes one. At the limits it waits until
-    one is free.
-    """
+    one is free."""
 
     def __init__(self, context: EngineContext, most: int) -> None:
         """Allows ``most`` endpoints to one peer over one path, and ``limits.max_endpoints`` in all."""
@@ -453,8 +451,7 @@ def _take(endpoint: Endpoint) -> bool:
 class ShortWay:
     """A path that is alone in the best tier between two memory locations, and whose endpoints move requests themselves.
 
-    Its rate decides nothing, and is not measured.
-    """
+    Its rate decides nothing, and is not measured."""
 
     __slots__ = ("endpoints", "key", "open", "path")
 

@@ -10,8 +10,7 @@ Every link between two processes (tcp data, shm, rdma control) begins with it (a
 The id ``replaces`` is the fence of a retry. Before the server answers OK it has ended the link with that id and all
 that belongs to it, so nothing of the first attempt can follow the second. HELLO and REPLY have a fresh nonce of each
 end. From both messages both ends work out the link's two *marks*, by which either can later show that it is an end of
-this very link.
-"""
+this very link."""
 
 from __future__ import annotations
 

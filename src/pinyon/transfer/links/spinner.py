@@ -4,8 +4,7 @@ A core that sleeps takes longer to wake than a small transfer takes, 100 µs on 
 that wakes it pays as well. So after a request the next bytes are polled for, for a bounded time. The gain is large only
 if both ends of a link do so (docs/notebook/transfer.md), so neither can find out by comparing its own waits. A link
 polls unless it is idle, or cores are short. Where they are, a sleeper that is woken gets its core sooner than one that
-polls and yields. That shows in a single look at the socket that takes longer than all the polling may.
-"""
+polls and yields. That shows in a single look at the socket that takes longer than all the polling may."""
 
 from __future__ import annotations
 

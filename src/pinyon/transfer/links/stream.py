@@ -1,8 +1,7 @@
 """A blocking stream socket (TCP or Unix) whose every wait has an end.
 
 Blocking calls with the kernel's own timeouts (SO_RCVTIMEO, SO_SNDTIMEO) and MSG_WAITALL move megabytes per system call
-without the GIL. A timeout by ``socket.settimeout`` would add a poll and a trip through the interpreter per fragment.
-"""
+without the GIL. A timeout by ``socket.settimeout`` would add a poll and a trip through the interpreter per fragment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """TLS for tcp links: mutual, 1.3, one cluster CA. A certificate says which cluster and which role, not which host.
 
 Set-up (:mod:`pinyon.transfer.links.handshake`) and frames run inside it unchanged. Payload no longer goes straight
-between the socket and registered memory: OpenSSL moves it in records of at most 16 KiB, which costs speed.
-"""
+between the socket and registered memory: OpenSSL moves it in records of at most 16 KiB, which costs speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """NVIDIA GPUs by the CUDA driver API alone (``libcuda.so.1``, CUDA 11.7 or newer for dmabuf).
 
 Copies run on streams of our own that wait for nobody else's work, so a transfer never waits for a kernel. As with RDMA,
-the caller must have waited for what it computed before it submits.
-"""
+the caller must have waited for what it computed before it submits."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class _Library:
 class _Gpu:
     """One device: its primary context, which every library in the process shares, and our streams.
 
-    It is kept until the process ends, as the context's other users keep it.
-    """
+    It is kept until the process ends, as the context's other users keep it."""
 
     def __init__(self, library: _Library, ordinal: int) -> None:
         """Raises DeviceError if there is no such device, or no room on it."""

@@ -76,8 +76,7 @@ def is_dlpack(value: object) -> bool:
 class DlpackTensor:
     """A consumed capsule, which holds the producer's memory until it is collected itself.
 
-    For numpy it is an object with the array interface, so that an array made of it keeps it alive.
-    """
+    For numpy it is an object with the array interface, so that an array made of it keeps it alive."""
 
     def __init__(self, producer: Any) -> None:
         """Takes the producer's capsule over.

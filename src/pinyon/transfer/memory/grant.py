@@ -2,8 +2,7 @@
 
 A region is memory; a grant opens some of it. A process gives thousands of grants in a second: one per put, per lease of
 a reader, per prefill. So a grant costs a key of 128 random bits and its ranges, and nothing that the kernel or a NIC
-must know before a peer asks for it.
-"""
+must know before a peer asks for it."""
 
 from __future__ import annotations
 

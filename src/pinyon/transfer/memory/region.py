@@ -26,8 +26,7 @@ class Access(IntEnum):
 class Region:
     """A registered buffer. Made by ``TransferEngine.register_local_memory``; treat it as read-only.
 
-    Once it is unregistered it has no ``view`` and no ``array`` any more.
-    """
+    Once it is unregistered it has no ``view`` and no ``array`` any more."""
 
     __slots__ = (
         *("_holders", "_owner", "access", "address", "alive", "array", "device", "direct", "key", "length"),

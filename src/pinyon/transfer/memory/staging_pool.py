@@ -49,8 +49,7 @@ class StagingPool:
     """Host memory of a fixed size, pinned for the devices, lent in contiguous parts, first come first served.
 
     It is in use as long as memory of a device is registered: allocated when first needed, freed when it is closed
-    and all parts are back. A call of ``use`` opens it again.
-    """
+    and all parts are back. A call of ``use`` opens it again."""
 
     def __init__(self, total_bytes: int, forget: Callable[[Region], None], clock: Clock) -> None:
         """Creates a pool that calls ``forget`` before its memory is freed, so that NICs let go of it."""

@@ -2,8 +2,7 @@
 
 Code that moves bytes holds a *pin* meanwhile: on the region for our own transfer, on the grant for a peer's. Both
 ``unregister`` and ``revoke`` refuse new pins at once, wait for the present ones, and after a grace period abort their
-holders. So when they have returned, nothing touches the memory any more for that reason.
-"""
+holders. So when they have returned, nothing touches the memory any more for that reason."""
 
 from __future__ import annotations
 

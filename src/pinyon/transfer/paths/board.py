@@ -1,8 +1,7 @@
 """The state of the paths to one peer, and the choice of a path for the next chain (Mooncake §3.2.3). Pure.
 
 Preferred paths come first, weighted by measured rate and queue. A failed path is avoided with growing pauses until a
-probe or a transfer succeeds on it. The caller serialises the calls; ``now`` is monotonic seconds.
-"""
+probe or a transfer succeeds on it. The caller serialises the calls; ``now`` is monotonic seconds."""
 
 from __future__ import annotations
 

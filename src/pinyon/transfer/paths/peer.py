@@ -1,8 +1,7 @@
 """One peer: the path of each of its chains, the queue of waiting chains, and other paths for chains that failed.
 
 A chain is given to a path only when the path has room for it; the rest waits in one queue. So the queue feeds whichever
-path is fast: slices spread over NICs by measured speed, and a slow or dying NIC holds few of them (Mooncake §3.2.3).
-"""
+path is fast: slices spread over NICs by measured speed, and a slow or dying NIC holds few of them (Mooncake §3.2.3)."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Peer:
     """One peer's chains and paths. Thread-safe.
 
     Private methods down to :meth:`_hand_over` want the lock held. One that returns *hopeless* chains leaves it to the
-    caller to :meth:`_end` them without the lock.
-    """
+    caller to :meth:`_end` them without the lock."""
 
     def __init__(
         self,

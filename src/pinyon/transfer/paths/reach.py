@@ -46,8 +46,7 @@ def _by_preference(
 ) -> tuple[list[Nic], int]:
     """Returns the NICs of the transport, preferred ones first, and the number of preferred ones.
 
-    A NIC in neither list is not used, unless the topology says nothing at all about NICs of this transport.
-    """
+    A NIC in neither list is not used, unless the topology says nothing at all about NICs of this transport."""
     named: dict[str, Nic] = {}
     for nic in nics:
         if nic.transport == transport:
@@ -91,8 +90,7 @@ class Reach:
         secondary NIC at one end or both. Where any two NICs are on one network, pairs on different ones are left out
         ("rails"); where none are, a router is assumed. Inside a tier the i-th NIC here is paired with the i-th there
         first, and successive paths change the NIC here. Where no NICs fit together, tcp still has its one path without
-        NICs.
-        """
+        NICs."""
         own = remote.boot_id == self.boot_id
         tiers: list[tuple[Path, ...]] = []
         for transport in self.order:

@@ -1,7 +1,6 @@
 """Errors of the transfer engine. Each is also one of the project's core errors, so the edges translate it by attribute.
 
-``raise_for_failure`` raises ``TransferRefused`` and the classes after it for a finished transfer.
-"""
+``raise_for_failure`` raises ``TransferRefused`` and the classes after it for a finished transfer."""
 
 from __future__ import annotations
 

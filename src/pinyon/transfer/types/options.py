@@ -18,8 +18,7 @@ CHECKSUM_MODES = ("on", "off")
 class Transports:
     """The transports by which this process reaches peers, and by which they may reach it.
 
-    Raises InvalidTransfer for an unknown transport, none at all, or an unknown mode.
-    """
+    Raises InvalidTransfer for an unknown transport, none at all, or an unknown mode."""
 
     names: Sequence[str] | None = None
     """Transports that may be used to reach peers, best first; None means all of ``TRANSPORTS`` that work on this host.

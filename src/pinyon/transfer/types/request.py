@@ -1,8 +1,7 @@
 """Requests, their statuses and their results. Pure values.
 
 A request is a one-sided READ or WRITE between a range of a registered local region and one of a peer's
-(Mooncake §3.2.2).
-"""
+(Mooncake §3.2.2)."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ _PATH_FAILURES = frozenset(
 class TransferRequest(NamedTuple):
     """An order to move ``length`` bytes between a local and a remote range, checked when submitted, not when made.
 
-    A named tuple and not a dataclass because thousands are made per batch and this is the cheapest immutable value.
-    """
+    A named tuple and not a dataclass because thousands are made per batch and this is the cheapest immutable value."""
 
     opcode: Opcode
     local: bytes

@@ -1,8 +1,7 @@
 """The descriptors that a process publishes so that peers can address its registered memory. Pure values.
 
 A segment is the registered memory of one process life (``boot_id``); a region is one registered buffer. The region's
-key is the capability: whoever holds it may use the region, so descriptors travel on authenticated channels only.
-"""
+key is the capability: whoever holds it may use the region, so descriptors travel on authenticated channels only."""
 
 from __future__ import annotations
 

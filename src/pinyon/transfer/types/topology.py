@@ -1,7 +1,6 @@
 """The topology matrix: which NICs are near to which memory (Mooncake §3.2.3, topology-aware path selection). Pure.
 
-:class:`Topology` is the matrix that is published with a segment; :func:`build_topology` makes it of an inventory.
-"""
+:class:`Topology` is the matrix that is published with a segment; :func:`build_topology` makes it of an inventory."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class Topology:
     """The names of the preferred and of the secondary NICs per memory location; immutable and hashable.
 
     Too many locations or NICs, a bad name, or a NIC twice for one location raise InvalidTransfer, which names the
-    location.
-    """
+    location."""
 
     rows: Mapping[str, Row]
     """Rows like ``{"cpu:0": (("mlx5_2",), ("mlx5_3",))}``; either list may be empty."""

@@ -100,8 +100,7 @@ def _cv(loads: Sequence[int]) -> float:
 def _pending(cluster: SimCluster, arrivals: Sequence[Arrival]) -> Samples:
     """Returns samples that a run will take of the prompt tokens that each instance has still to compute (Eq. 1).
 
-    They are taken every ten seconds from the first arrival that counts to the last one.
-    """
+    They are taken every ten seconds from the first arrival that counts to the last one."""
     taken: list[tuple[float, tuple[int, ...]]] = []
 
     def take() -> None:

@@ -1,8 +1,7 @@
 """FEATHER §3.2 and §3.3: the gain in decoding by a prefix that a whole batch shares.
 
 It is shown by share of requests, share of the prompt, groups, levels of a tree, prefix lengths with a small model, and
-batch sizes.
-"""
+batch sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """FEATHER's scheduling on the CPU, and how long a simulated server waits for it.
 
 It is measured by policy and length (Fig. 5.9), by operation of its tree (Table 5.1), and by the tokens in a chunk of
-the tree (Fig. 5.11).
-"""
+the tree (Fig. 5.11)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Mooncake as a whole system: requests that four systems of 16 nodes serve in time (§5.2.2, Figs. 1, 6 and 7).
 
-Fig. 15 has the split into prefill and decode nodes (§5.5).
-"""
+Fig. 15 has the split into prefill and decode nodes (§5.5)."""
 
 from __future__ import annotations
 

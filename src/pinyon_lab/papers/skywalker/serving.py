@@ -1,7 +1,6 @@
 """SkyWalker §5.1, Fig. 8: throughput and latencies of all systems on each workload.
 
-Figs. 4b and 9 (§3.3 and §5.2) show when a load balancer pushes, Fig. 10 to which region.
-"""
+Figs. 4b and 9 (§3.3 and §5.2) show when a load balancer pushes, Fig. 10 to which region."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """SkyWalker §2.2: the load of five regions over a day, and the cost of serving it (Fig. 3).
 
-§3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6).
-"""
+§3.2: prefixes shared by users and regions (Fig. 5), and how consistent hashing reuses them (Fig. 6)."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ class Similarities(NamedTuple):
 def similarity(one: ProgramStep, other: ProgramStep, block_tokens: int, skipped: int) -> float:
     """Returns the common prefix's share of the shorter prompt, in whole blocks: ``len(common prefix) / min(len)``.
 
-    The first ``skipped`` tokens, a template that all prompts have, do not count.
-    """
+    The first ``skipped`` tokens, a template that all prompts have, do not count."""
     shared = 0
     for mine, theirs in zip(one.keys, other.keys, strict=False):
         if mine != theirs:

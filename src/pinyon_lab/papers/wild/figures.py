@@ -10,8 +10,7 @@ scales its traces "to fit the processing capability" of the testbed and prints n
 hint stands in §3.5: "suppose a GPU can process 5 requests per second", of Qwen2-7B and trace A. Those requests' tokens,
 but for those that an ideal cache would have, are what one GPU computes in a second. Other models compute as many times
 fewer tokens as a GPU has more parameters to multiply with. As a check, 2 FLOP per parameter and token make that 96
-TFLOPS, a third of an A800's 312 (Mooncake, Table 1).
-"""
+TFLOPS, a third of an A800's 312 (Mooncake, Table 1)."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def capacity_blocks(model: ServingModel, block_tokens: int, ratio: float) -> int
     """Returns the blocks that fit in the HBM for KV and a CPU cache of ``ratio`` times that size.
 
     Both count, because a block is in one of them: a block without room on the GPU goes to the CPU, and a block without
-    room there is removed (§4.1).
-    """
+    room there is removed (§4.1)."""
     return int(model.kv_hbm_bytes * (1 + ratio) / (model.token_bytes * block_tokens))
 
 
@@ -71,8 +69,7 @@ def served(workload: Workload, model: ServingModel, generator: random.Random) ->
     """Returns the part of a workload that one instance serves: as many users as it can, at their own times.
 
     Where no users are named, sessions are drawn. Where neither is named, all requests stay: requests drawn one by one
-    would not find the blocks that they reuse.
-    """
+    would not find the blocks that they reuse."""
     end_s = workload.rows[0].time_s + HOUR_S
     rows = [row for row in workload.rows if row.time_s < end_s]
     unit: Unit | None = "user" if rows[0].user else "session" if rows[0].chat else None
@@ -107,8 +104,7 @@ def add_claims(table: Table) -> None:
 
     Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
     lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
-    as points. The text leaves it open, so the relative gains stand beside the points.
-    """
+    as points. The text leaves it open, so the relative gains stand beside the points."""
     a, b = (table.rows.those(workload=name) for name in ("qwen-a", "qwen-b"))
     a_with_cpu = RowList(row for row in a if row["ratio"])
     over_best = a_with_cpu.column("over_best")

@@ -93,8 +93,7 @@ class RegionChatSource:
     """A source of one region's conversations. Raises ``ValueError`` if the probabilities exceed 1 together.
 
     A program has ``least`` to ``most`` conversations of one user, begun at once: where there are several, bursts, and
-    programs with several patterns (SkyWalker §3.2).
-    """
+    programs with several patterns (SkyWalker §3.2)."""
 
     def __init__(self, chats: SharedTexts, region: str, rng: Random, least: int = 1, most: int = 1) -> None:
         settings = chats.settings

@@ -28,8 +28,7 @@ class Instances:
 
     ``began`` is told that a request has its first token, ``finished`` that it has all. ``failed`` is told that it lost
     its instance, and keeps the tokens generated so far. They are told at once, at the instance; the way from there is
-    not the instance's business.
-    """
+    not the instance's business."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Programs that clients of a closed loop send, whose requests continue the answers to others.
 
 A conversation is a chain of requests; a tree of thoughts has siblings that are sent at once (SkyWalker §5.1). A trace
-with arrival times cannot express this: a request is sent only after the one before it was answered.
-"""
+with arrival times cannot express this: a request is sent only after the one before it was answered."""
 
 from __future__ import annotations
 

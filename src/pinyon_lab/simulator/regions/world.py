@@ -1,8 +1,7 @@
 """Several regions on a virtual clock: clients of a closed loop, a network with latencies, load balancers, instances.
 
 Load balancers route by production's modules (:mod:`pinyon.routing`), and instances serve by those of workers. This
-module does what services and networks do around them: it delays messages, and sends probes.
-"""
+module does what services and networks do around them: it delays messages, and sends probes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ category of the earlier request where a prediction would need it (Fig. 15), to t
 In Figs. 16 to 18 only a part of each request is cached, given by offset and stride in tenths of its blocks. A cell is
 the share of all blocks that are then found, wherever they are in the prompt: a part from the middle on has no head.
 
-A day's log also tells a policy for the next day what is used again, by category and hour (appendix A.1).
-"""
+A day's log also tells a policy for the next day what is used again, by category and hour (appendix A.1)."""
 
 from __future__ import annotations
 

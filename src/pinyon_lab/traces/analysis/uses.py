@@ -1,7 +1,6 @@
 """The uses of a trace's blocks against an unlimited cache: who used a block before, and who stored it.
 
-One walk visits all uses, and keeps what the figures need.
-"""
+One walk visits all uses, and keeps what the figures need."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The requests of a profile in order of time, without an end: only conversations and jobs under way are kept.
 
-Conversations are generated turn by turn, programs that call an API job by job.
-"""
+Conversations are generated turn by turn, programs that call an API job by job."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A and B are from "KVCache cache in the wild" §3: in one cluster of a cloud, people's services, and programs that call an
 API. The profile ``toolagent`` is Mooncake's (Table 2). What is printed there is a constant here, with its place; other
 parameters are :class:`Free` within a range. Where the paper contradicts itself, Fig. 5 is followed: next-turn
-probabilities of 0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46 %.
-"""
+probabilities of 0.5 and 0.8 (§3.3) would make 71 % multi-turn requests, not 46 %."""
 
 from __future__ import annotations
 

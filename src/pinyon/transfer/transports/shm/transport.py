@@ -88,8 +88,7 @@ class _Endpoint(Endpoint):
             return SHUTDOWN
         message_id = self._message_id = next(self._ids)
         request = shm_wire.pack_write_of_one(
-            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes),
-            *(key, remote_offset, nbytes, address),
+            *(shm_wire.MAGIC, shm_wire.WRITE, 0, 1, message_id, nbytes), *(key, remote_offset, nbytes, address)
         )
         self._got = 0
         self.link.stream.send_one(request, deadline)
