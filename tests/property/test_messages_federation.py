@@ -155,3 +155,8 @@ def test_lists_of_a_told_cluster_are_bounded(name, most):
         else:
             with pytest.raises(InvalidArgument, match=f"at most {most}"):
                 federation_from_proto(message)
+
+
+def test_a_load_is_kept_without_unknown_fields():
+    load = controller_pb2.LoadBalancerLoad.FromString(b"\xfa\x3f\x03abc")  # field 1023, of three bytes
+    assert check_load(load).SerializeToString() == b""

@@ -150,6 +150,7 @@ def check_load(load: controller_pb2.LoadBalancerLoad) -> controller_pb2.LoadBala
     for field in ("forwarded_by_region", "accepted_by_region"):
         for name in _few(getattr(load, field), REGIONS_MAX, f"load.{field}"):
             check_geography(name, f"load.{field}")
+    load.DiscardUnknownFields()  # it is kept and passed on as it is
     return load
 
 

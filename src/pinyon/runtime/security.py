@@ -79,7 +79,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
 
 def read_secret(path: Path) -> bytes:
     """Reads the cluster secret. Raises :class:`InvalidArgument` if the file cannot be used."""
-    secret = read_file(path, SECRET_BYTES_MAX, "cluster_secret_file").strip()
-    if not secret:
+    secret = read_file(path, 2 * SECRET_BYTES_MAX, "cluster_secret_file").strip()
+    if not 0 < len(secret) <= SECRET_BYTES_MAX:
         raise InvalidArgument(f"{path}: a secret has 1 to {SECRET_BYTES_MAX} bytes", field="cluster_secret_file")
     return secret

@@ -204,9 +204,9 @@ def test_an_endpoint_in_use_at_the_close_is_closed_on_release(transport) -> None
 
 def waits(transport: FakeTransport, chain: Chain) -> tuple[threading.Thread, list[object]]:
     """Leases an endpoint in a thread, which waits when this returns."""
-    before = transport._waiting
+    before = len(transport._waiters)
     thread, leased = in_thread(lambda: transport.lease(chain, PATH))
-    eventually(lambda: transport._waiting > before, "the chain waits")
+    eventually(lambda: len(transport._waiters) > before, "the chain waits")
     return thread, leased
 
 
@@ -218,7 +218,26 @@ def test_a_chain_waits_for_an_endpoint_or_for_room(transport, freed: str) -> Non
     (transport.release if freed == "released" else transport.discard)(held[0])
     thread.join(GENEROUS_S)
     assert leased == [held[0] if freed == "released" else transport.made[3]]
-    assert not transport._waiting
+    assert not transport._waiters
+
+
+def test_chains_are_served_in_turn_and_newcomers_come_last(transport) -> None:
+    held = transport.lease_all()
+    first, second = waits(transport, transport.chain()), waits(transport, transport.chain())
+    for endpoint, (thread, leased) in zip(held, (first, second), strict=True):
+        transport.release(endpoint)
+        assert transport.lend(endpoint.key) is None, "it is given away already"
+        thread.join(GENEROUS_S)
+        assert leased == [endpoint]
+
+
+def test_a_fenced_write_takes_the_place_of_a_free_endpoint(transport) -> None:
+    for endpoint in transport.lease_all():
+        transport.release(endpoint)
+    fresh = transport.lease(transport.chain(WRITE), PATH, replaces=99)
+    assert fresh is transport.made[2]
+    assert fresh.replaces == 99
+    assert transport.endpoints == 2
 
 
 def test_the_limit_of_all_paths_is_waited_for_too(transport) -> None:

@@ -148,8 +148,8 @@ class WorkerSessions:
             except Unavailable:  # there are too many, or the pause has grown meanwhile
                 self._dial_later(address)
         self._dials = bool(self._silent) and not self._closed
-        if self._dials:
-            asyncio.get_running_loop().call_later(DIAL_S, self._dial)
+        if self._dials:  # those that are due are dialed without a pause, a few in each turn of the loop
+            asyncio.get_running_loop().call_later(0.0 if len(due) > DIALS else DIAL_S, self._dial)
 
     def _heard(self, session: WorkerSession, load: worker_pb2.Load) -> None:
         if self._sessions.get(session.address) is session:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -164,9 +164,9 @@ class Endpoints(ABC, Generic[E]):
         self._meter = context.meter
         self._clock = context.clock
         self._lock = threading.Condition(threading.Lock())
-        """The lock of what follows; notified where there may be room or a free endpoint for those who wait."""
-        self._waiting = 0
-        """Number of chains that wait."""
+        """The lock of what follows; notified when some who wait have got what they wait for, and at the end."""
+        self._waiters: deque[_Waiter[E]] = deque()
+        """Chains that wait, the longest wait first."""
         self._most = most
         self._queue: list[E] = []
         """All endpoints, the oldest first: SIEVE's queue. It is changed with the lock held, as the hand is."""
@@ -236,59 +236,90 @@ class Endpoints(ABC, Generic[E]):
         return outcome
 
     def lease(self, chain: Chain, path: Path, replaces: int = 0) -> E | ChainOutcome:
-        """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none."""
+        """Returns an endpoint that nobody else uses, a new one if it is to replace another; or why there is none.
+
+        Where all are in use, chains wait in turn; each gets the first that it can use. Lack of room is not the path's
+        fault."""
         key = (chain.remote.peer, path)
-        while True:
-            endpoint = None if replaces else self.lend(key)
-            if endpoint is not None:
+        found = (None if replaces else self.lend(key)) or self._wait(chain, key, replaces != 0)
+        return self._make(chain, path, replaces, found) if isinstance(found, list) else found
+
+    def lend(self, key: EndpointKey) -> E | None:
+        """Returns a ready endpoint, or None, also while chains wait; ``release`` or ``discard`` takes it back."""
+        free = self._free.get(key)
+        while free and not self._waiters:
+            try:
+                endpoint: E = free.pop()
+            except IndexError:  # another thread was first
+                break
+            if _wakes(endpoint):
                 return endpoint
-            with self._lock:
-                if self._closed:
-                    return SHUTDOWN
-                evicted = self._reserve(key)
-                if evicted is None:
+            self._close(endpoint, hard=not endpoint.leaving)
+        return None
+
+    def _wait(self, chain: Chain, key: EndpointKey, fresh: bool) -> E | list[E] | ChainOutcome:
+        """Returns what ``_find`` returns, once this chain's turn has come, or why it gets nothing."""
+        waiter: _Waiter[E] = _Waiter(key, fresh)
+        with self._lock:
+            # only then: what is freed meanwhile is seen here, or who frees it sees that somebody waits
+            self._waiters.append(waiter)
+            try:
+                if not self._closed:
+                    self._serve()
+                while waiter.found is None:
+                    if self._closed:
+                        return SHUTDOWN
                     if chain.done or chain.stopped:
                         return GONE
                     left_s = chain.deadline - self._clock()
                     if left_s <= 0:
                         return NO_ROOM
-                    self._waiting += 1
-                    try:  # looked for again: what is freed now is seen here, or who frees it sees that somebody waits
-                        if not self._free.get(key):
-                            self._lock.wait(min(left_s, _WAIT_S))
-                    finally:
-                        self._waiting -= 1
-                    continue
-            return self._make(chain, path, replaces, evicted)
+                    self._lock.wait(min(left_s, _WAIT_S))
+                return waiter.found
+            except BaseException:  # Ctrl-C in a blocking caller's thread
+                if isinstance(waiter.found, list):
+                    for endpoint in waiter.found:
+                        endpoint.close(hard=False)
+                    self._uncount(key)
+                elif waiter.found is not None:
+                    waiter.found.shelf.append(waiter.found)
+                self._serve()
+                raise
+            finally:
+                if waiter.found is None:
+                    self._waiters.remove(waiter)
 
-    def _reserve(self, key: EndpointKey) -> list[E] | None:
-        """Reserves room for one endpoint of this path; returns those that go for it, or None if there is none. Lock
-        held."""
-        evicted = []
-        if self._counts[key] >= self._most:
+    def _serve(self) -> None:
+        """Hands what is free, or room, to those who wait and can use it, in turn. Lock held."""
+        for waiter in list(self._waiters):
+            waiter.found = self._find(waiter.key, waiter.fresh)
+            if waiter.found is not None:
+                self._waiters.remove(waiter)
+                self._lock.notify_all()
+
+    def _find(self, key: EndpointKey, fresh: bool) -> E | list[E] | None:
+        """Returns a free endpoint, unless it is to be ``fresh``. Returns those to close for a new one, whose room is
+        reserved, where that is possible, else None. Lock held."""
+        free = self._free.get(key)
+        full = self._counts[key] >= self._most
+        victim: E | None = None
+        if free and (full or not fresh):
+            try:
+                victim = free.pop()
+            except IndexError:  # a thread that needs no lock was first
+                return None
+            if not fresh and _wakes(victim):
+                return victim
+        elif full:
             return None
-        if self._counts.total() >= self._limits.max_endpoints:
+        elif self._counts.total() >= self._limits.max_endpoints:
             victim = self._victim()
             if victim is None or not _take(victim):
                 return None
+        if victim is not None:
             self._drop(victim)
-            evicted.append(victim)
         self._counts[key] += 1
-        return evicted
-
-    def lend(self, key: EndpointKey) -> E | None:
-        """Returns a ready endpoint, or None; ``release`` or ``discard`` takes it back."""
-        free = self._free.get(key)
-        while free:
-            try:
-                endpoint: E = free.pop()
-            except IndexError:  # another thread was first
-                break
-            if endpoint.is_open():
-                endpoint.reused, endpoint.answered, endpoint.visited = True, False, True
-                return endpoint
-            self._close(endpoint, hard=not endpoint.leaving)
-        return None
+        return [] if victim is None else [victim]
 
     def _make(self, chain: Chain, path: Path, replaces: int, evicted: list[E]) -> E | ChainOutcome:
         """Makes an endpoint for which room is reserved, in use by the caller; or returns why there is none."""
@@ -300,6 +331,7 @@ class Endpoints(ABC, Generic[E]):
         except BaseException as error:
             with self._lock:
                 self._uncount(key)
+                self._serve()
             outcome = dial_failure(error, chain.deadline, self._clock())
             if outcome is None:
                 raise
@@ -322,9 +354,9 @@ class Endpoints(ABC, Generic[E]):
         endpoint.shelf.append(endpoint)
         if endpoint.leaving:  # checked again: a thread that forgets the path meanwhile may have looked before
             self._retire(endpoint)
-        elif self._waiting:
+        elif self._waiters:
             with self._lock:
-                self._lock.notify_all()
+                self._serve()
 
     def discard(self, endpoint: E) -> None:
         """Closes and strikes off an endpoint that broke in its user's hands."""
@@ -348,6 +380,7 @@ class Endpoints(ABC, Generic[E]):
         with self._lock:
             if endpoint in self._queue:
                 self._drop(endpoint)
+                self._serve()
 
     def _drop(self, endpoint: E) -> None:
         """Takes the endpoint out of all books. Lock held."""
@@ -365,7 +398,6 @@ class Endpoints(ABC, Generic[E]):
         if not self._counts[key]:
             del self._counts[key]
             self._free.pop(key, None)
-        self._lock.notify_all()
 
     # --- keeping house ---
 
@@ -379,8 +411,8 @@ class Endpoints(ABC, Generic[E]):
                 raise
             return False
         with self._lock:
-            evicted = self._reserve(key)
-        if evicted is None:
+            evicted = self._find(key, fresh=True)
+        if not isinstance(evicted, list):
             endpoint.close(hard=False)
             return True
         self._add(key, endpoint)
@@ -436,7 +468,28 @@ class Endpoints(ABC, Generic[E]):
     def close(self) -> None:
         """Closes all endpoints as ``Transport.close`` says."""
         self._closed = True
+        with self._lock:
+            self._lock.notify_all()
         self.forget_if(lambda _: True)
+
+
+class _Waiter(Generic[E]):
+    """A chain that waits for an endpoint, or, if it is to be ``fresh``, for room for one."""
+
+    __slots__ = ("found", "fresh", "key")
+
+    def __init__(self, key: EndpointKey, fresh: bool) -> None:
+        self.key, self.fresh = key, fresh
+        self.found: E | list[E] | None = None
+        """The endpoint or the room that was handed to it, as ``Endpoints._find`` gives it."""
+
+
+def _wakes(endpoint: Endpoint) -> bool:
+    """Marks a free endpoint as used again, if it is still open."""
+    if not endpoint.is_open():
+        return False
+    endpoint.reused, endpoint.answered, endpoint.visited = True, False, True
+    return True
 
 
 def _take(endpoint: Endpoint) -> bool:
