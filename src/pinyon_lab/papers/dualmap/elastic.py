@@ -33,8 +33,6 @@ from pinyon_lab.pictures import Course, Courses, Mark
 from pinyon_lab.simulator.report import RequestOutcome, cluster_report
 from pinyon_lab.simulator.workload import Arrival, at_rate
 
-# -- Fig. 12
-
 FEW, MANY = 4, 8
 BUSY, CALM = 1.6, 0.5
 """Multiples of what four instances serve at 90 %: the rate under which they grow, and that under which eight shrink."""

@@ -42,9 +42,6 @@ RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
 """The rates in requests/s: from one at which all requests are in time to one at which few are."""
 
 
-# -- Figs. 3 and 4
-
-
 def _rated(given: FigureInputs, *kinds: str) -> Table:
     table = Table(
         given,
@@ -169,8 +166,6 @@ def fig4(given: FigureInputs) -> Result:
         table.says(said, f"{least:.0%} to {most:.0%}", agrees, why, printed=printed)
     return table.result("DualMap Fig. 4: TTFT", panels, [MODEL_NOTE, SEEDS_NOTE])
 
-
-# -- Figs. 1, 10 and 11: one rate, where systems fill up
 
 SHOWN = {"conversation": 6.0, "toolagent": 14.0}
 """The rates of Figs. 1, 8, 10 and 11 in requests/s, at which systems fill up."""
@@ -314,8 +309,6 @@ def fig11(given: FigureInputs) -> Result:
         panels.append(Courses(workload.shown, "time, s", "waiting tokens of an instance", curves, form=",.0f"))
     return table.result("DualMap Fig. 11: what waits", panels, _ONE_RATE_NOTES)
 
-
-# -- Fig. 8
 
 OVERLOADED = 0.5 * SLO_S / 127e-6
 """The waiting tokens that overload an instance: half of those computed within the SLO, as in the published code."""

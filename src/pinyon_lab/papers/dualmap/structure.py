@@ -17,8 +17,6 @@ from pinyon_lab.papers.dualmap.runs import INSTANCES, PAPER, REQUESTS
 from pinyon_lab.pictures import Bars, Courses
 from pinyon_lab.simulator.workload import key_of
 
-# -- Fig. 6
-
 RULES = {"published code": HotnessSettings(), "text": HotnessSettings(hot=0.0, cold=0.0, window_requests=0)}
 POINTS = 0.05
 """Our choice: the error allowed in a share of requests; the paper gives none."""
@@ -98,8 +96,6 @@ def fig6(given: FigureInputs) -> Result:
 def _share(rows: RowList, workload: str, rule: str, blocks: int) -> float:
     return sum(rows.column("share", workload=workload, rule=rule, blocks=blocks), 0.0)
 
-
-# -- Fig. 15
 
 SIZES = (8, 16, 24, 32)
 CHOICES = (1, 2, 3, 4)

@@ -145,8 +145,6 @@ def fig3_4(given: FigureInputs) -> Result:
     return table.result("FEATHER Fig. 3.4: fraction shared", [panel], [CHAPTER_3_NOTE])
 
 
-# -- Experiment 3
-
 GROUPS = (1, 2, 5, 10, 20, 50, 100)
 
 

@@ -11,8 +11,6 @@ from pinyon_lab.papers.feather.load import FEATHER, SERVED, sweep
 from pinyon_lab.papers.feather.runs import FCFS, NEVER, NOTE, PAPER, FeatherLoad, FeatherServer, LoadSample, served
 from pinyon_lab.pictures import Course, Courses
 
-# -- Fig. 5.12
-
 CONVERGING = FeatherLoad(rate=5.0)
 CONVERGING_REQUESTS = 1_500
 LATE_S = 100.0

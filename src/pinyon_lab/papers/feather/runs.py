@@ -150,8 +150,6 @@ class FeatherServer:
 
 PLAIN: Final = FeatherServer()
 
-# -- batches, as in chapter 3
-
 
 class BatchRun(NamedTuple):
     """The results of batches: ``tokens_s`` is over all of the time, ``decode_tokens_s`` over that of decoding steps."""
@@ -206,9 +204,6 @@ def batches(
         cluster.evicted - evicted[0],
         seconds,
     )
-
-
-# -- a server under load, as in chapter 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,6 @@ def fig5_8(given: FigureInputs) -> Result:
     return table.drawn("FEATHER Fig. 5.8: PAT, A100", [*NOTES, KERNEL_NOTE])
 
 
-# -- a server that waits for its scheduler
-
 STALLS_NOTE = (
     "In this figure the engine waits before each step for its scheduler, as long as was measured here before: "
     "for `lpm` and `dfs_weight` by tokens, with all that wait and before each step, as the paper describes it (the "

@@ -58,9 +58,6 @@ def _notes(workloads: Sequence[Workload]) -> list[str]:
     return notes
 
 
-# -- Fig. 9
-
-
 def _with_combinations(workloads: Sequence[Workload]) -> Iterable[Workload]:
     """Yields each workload, and each combination of workloads whose blocks have one size."""
     yield from workloads
@@ -134,9 +131,6 @@ def fig9(given: FigureInputs) -> Result:
         printed=20,
     )
     return table.result("Mooncake Fig. 9: hit ratio over capacity", [panel], notes)
-
-
-# -- Fig. 10
 
 
 LOCAL, GLOBAL = "local, cache affinity", "global"

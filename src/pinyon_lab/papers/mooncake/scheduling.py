@@ -15,8 +15,6 @@ from pinyon_lab.papers.mooncake.figures import NODE_TOKENS, PAPER, TRACES
 from pinyon_lab.pictures import Bars, Course, Courses
 from pinyon_lab.simulator.cluster import SimCluster
 
-# -- schedulers
-
 HALF = 8
 LOCAL = {"dram_tokens": NODE_TOKENS}
 """Each instance caches in its own DRAM; other instances fetch from it when the scheduler says so."""
@@ -165,8 +163,6 @@ def fig8(given: FigureInputs) -> Result:
     )
     return table.result("Mooncake Fig. 8: GPU time", [panel], notes)
 
-
-# -- Fig. 11
 
 SAMPLE_S = 30.0
 RANKS = (10, 100, 1000, 10_000)

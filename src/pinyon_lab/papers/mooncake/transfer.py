@@ -146,8 +146,6 @@ def fig13(given: FigureInputs) -> Result:
     return table.result("Mooncake Fig. 13: network bandwidth", panels, notes)
 
 
-# -- Fig. 14
-
 LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
 RATIOS = (0.0, 0.95)
 DECODED = 128

@@ -89,8 +89,6 @@ def fig3(given: FigureInputs) -> Result:
     return table.result("SkyWalker Fig. 3", panels, [note])
 
 
-# -- Fig. 5
-
 PAIRS = 200_000
 """The largest number of pairs of each kind that are compared."""
 

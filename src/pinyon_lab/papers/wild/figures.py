@@ -249,8 +249,6 @@ BY_RATIO = tuple(
 )
 
 
-# -- Queued TTFT
-
 QUEUED_RATIOS = (1.0, 2.0)
 """Our choice: the paper's ratios are in its pictures only."""
 POLICIES = (*BASELINES, "workload_aware", "reuse_hazard")
@@ -319,8 +317,6 @@ def qttft(given: FigureInputs) -> Result:
     )
     return table.result("Queued TTFT by eviction policy", panels, notes)
 
-
-# -- Fig. 28
 
 MODEL = MODELS[0]
 ABLATED_RATIO = 1.0
