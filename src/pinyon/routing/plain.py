@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from mypy_extensions import mypyc_attr
+
 from pinyon.routing.target import Routed, Target, least_full
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PlainPolicy:
     """A base class for policies that remember nothing and never let a request wait for a full target."""
 
