@@ -261,7 +261,7 @@ class Endpoints(ABC, Generic[E]):
         """Returns what ``_find`` returns, once this chain's turn has come, or why it gets nothing."""
         waiter: _Waiter[E] = _Waiter(key, fresh)
         with self._lock:
-            # only then: what is freed meanwhile is seen here, or who frees it sees that somebody waits
+            # before it looks: an endpoint freed meanwhile is seen here, or its user sees that somebody waits
             self._waiters.append(waiter)
             try:
                 if not self._closed:
