@@ -27,7 +27,7 @@ COMPILED = (
     *(f"transfer/{name}.py" for name in ("small", "submissions")),
     *(f"transfer/chains/{name}.py" for name in ("batch", "slicing")),
     *(f"transfer/types/{name}.py" for name in ("request", "spans", "stats")),
-    *(f"transfer/links/{name}.py" for name in ("endpoints", "spinner", "stream", "tls")),
+    *(f"transfer/links/{name}.py" for name in ("endpoint", "endpoints", "spinner", "stream", "tls")),
     *(f"transfer/memory/{name}.py" for name in ("grant", "table")),
     "transfer/transports/tcp/*.py",
     *(f"transfer/transports/shm/{name}.py" for name in ("server", "transport", "wire")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pinyon.core.errors import PinyonError
-from pinyon.frontdoor.served_models import ServedModel
+from pinyon.frontdoor.served_model import ServedModel
 from pinyon.routing.target import Routed
 from pinyon.routing.two_layers import RoutedRequest, RoutingChoice, Where
 from pinyon.runtime.telemetry import Span

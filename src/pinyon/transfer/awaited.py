@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pinyon.transfer.chains.chain import UNDER_WAY, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.endpoints import EXPECTED, failure_of
+from pinyon.transfer.links.endpoint import EXPECTED, failure_of
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.paths.peers import Peers
 from pinyon.transfer.small import SmallTransfers, Trip

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pinyon.transfer.chains.chain import DONE, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.handle import TransferHandle
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.endpoints import EXPECTED, Endpoint, ShortWay, failure_of
+from pinyon.transfer.links.endpoint import EXPECTED, Endpoint, failure_of
+from pinyon.transfer.links.endpoints import ShortWay
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import SMALL_BYTES
 from pinyon.transfer.paths.peer import Peer

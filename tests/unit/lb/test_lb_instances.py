@@ -7,10 +7,13 @@ import pytest
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.errors import Unavailable
+from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, ConductorCluster
+from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import Blind
+from pinyon.runtime.channel import PLAIN_CHANNELS
 
 MODEL = "m"
 
@@ -187,3 +190,14 @@ def test_who_is_to_be_asked_whether_it_is_there():
     assert (unvouched(False), unvouched(True)) == ([], ["a", "b"])
     view.update(listed(b="1"), 100.0, first=True)
     assert (unvouched(False), sorted(unvouched(True))) == (["a"], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("pushing", "region", "stays"), [("blind", "", True), ("blind", "eu", False), ("pending", "", False)]
+)
+def test_who_nobody_watches_stays_a_choice_when_it_is_lost(pushing, region, stays):
+    models = ServedModels(region, lambda: 0.0, pushing=pushing, own=(MODEL,))
+    clusters = Clusters(models, 1, PLAIN_CHANNELS, "", lambda *_: ConductorCluster(models.layer), lambda: 0.0)
+    clusters.home.update(listed(a="1", b="1"), 0.0, first=True)
+    clusters.lost("a:1")
+    assert {target.name: target.live for target in models.of(MODEL).layers.local} == {"a": stays, "b": True}

@@ -28,7 +28,8 @@ from pinyon.transfer.chains.chain import (
 from pinyon.transfer.chains.slicing import ChainPlan
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import DialRefused
-from pinyon.transfer.links.endpoints import Endpoint, EndpointKey, Endpoints, TryAgain
+from pinyon.transfer.links.endpoint import Endpoint, EndpointKey, TryAgain
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.table import MemoryTable
 from pinyon.transfer.types.errors import WireError

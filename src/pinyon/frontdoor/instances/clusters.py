@@ -90,9 +90,12 @@ class Clusters(Adopted[ConductorCluster]):
         known: dict[str, str] = {}
         for each in self:
             known.update(each.known(self.models.by_name.keys()))
-        watch = self.models.selective or bool(self.models.region)
-        self.workers.keep(known, watch=watch, renewed=renewed, restarted=restarted)
+        self.workers.keep(known, watch=self._watches, renewed=renewed, restarted=restarted)
         self.models.tell()
+
+    @property
+    def _watches(self) -> bool:
+        return self.models.selective or bool(self.models.region)
 
     def load(self, address: str, load: worker_pb2.Load, unseen: int) -> None:
         """Records an instance's own report. A draining one takes nothing new, as if a request waited there."""
@@ -102,7 +105,8 @@ class Clusters(Adopted[ConductorCluster]):
         self.models.tell()
 
     def lost(self, address: str) -> None:
-        """Records that the session of an instance has ended."""
+        """Records that the session of an instance has ended. One that is not watched stays a choice: only a request
+        would open the next session to it."""
         for cluster in self:
-            cluster.lost(address)
+            cluster.lost(address, live=not self._watches)
         self.models.tell()

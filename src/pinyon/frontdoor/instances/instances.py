@@ -199,11 +199,11 @@ class ConductorCluster:
             layer.set_live(name, True)
             layer.report(name, report, now_s, unseen)
 
-    def lost(self, address: str) -> None:
+    def lost(self, address: str, *, live: bool) -> None:
         """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
         layer, name = self._place_of(address)
         if layer is not None:
-            layer.set_live(name, False)
+            layer.set_live(name, live)
             layer.begin_session(name)
 
     def _place_of(self, address: str) -> tuple[Layer | None, str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pinyon.core.clock import Clock
 from pinyon.frontdoor.answer import Answer
-from pinyon.frontdoor.served_models import MODELS_MAX, ServedModel, ServedModels
+from pinyon.frontdoor.served_model import ServedModel
+from pinyon.frontdoor.served_models import MODELS_MAX, ServedModels
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.routing.breaker import Breaker

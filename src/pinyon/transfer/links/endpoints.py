@@ -1,4 +1,4 @@
-"""Endpoints, which are links to peers and what goes with them, and the common part of transports that have them.
+"""The pool of endpoints, which is the common part of transports that have them.
 
 A transport leases an endpoint to one chain at a time; at the limits a chain waits for one; what broke is replaced.
 Mooncake §3.2.3, endpoint management: made on demand, pooled, their number bounded, evicted by SIEVE (Zhang et al., NSDI
@@ -6,7 +6,6 @@ Mooncake §3.2.3, endpoint management: made on demand, pooled, their number boun
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -15,139 +14,20 @@ from typing import Any, Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from pinyon.transfer.chains.chain import (
-    BAD_BYTES,
-    GONE,
-    LATE,
-    LOST,
-    NO_CONNECTION,
-    NO_ROOM,
-    SHUTDOWN,
-    STALLED,
-    UNDER_WAY,
-    Chain,
-    ChainOutcome,
-)
+from pinyon.transfer.chains.chain import GONE, LOST, NO_CONNECTION, NO_ROOM, SHUTDOWN, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.dialer import Link, dial_failure
-from pinyon.transfer.links.stream import DeadlineReached, Stalled
-from pinyon.transfer.memory.region import Region
-from pinyon.transfer.types.errors import WireError
+from pinyon.transfer.links.dialer import dial_failure
+from pinyon.transfer.links.endpoint import EXPECTED, Endpoint, EndpointKey, TryAgain, failure_of
 from pinyon.transfer.types.nic import Path
 from pinyon.transfer.types.request import Opcode, TransferStatus
-from pinyon.transfer.types.segment import PeerId, SegmentDescriptor
+from pinyon.transfer.types.segment import SegmentDescriptor
 
-_log = logging.getLogger(__name__)
 _TRIES = 3
 """Endpoints that one run may use up: one that the peer had closed, and more when what it granted has changed."""
 _WAIT_S = 0.25
 """Time within which a chain that waits for an endpoint notices that it was ended."""
 
-EndpointKey = tuple[PeerId, Path]
-"""The peer that an endpoint belongs to, and the path that it uses."""
-
-
-class TryAgain(Exception):
-    """The endpoint broke in mid-transfer, but a fresh one may do: the peer ended its link, or took a grant back."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Endpoint(ABC):
-    """A link to a peer and what goes with it. One chain at a time uses it; other threads may only call ``abort``."""
-
-    __slots__ = ("aborted", "answered", "free_since", "key", "leaving", "link", "reused", "shelf", "visited")
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.aborted = False
-        """True once the endpoint is of no use any more."""
-        self.answered = False
-        """True if any byte of an answer has arrived for the present chain."""
-        self.reused = False
-        """True if the endpoint has been idle, so that the peer may have closed it meanwhile."""
-        self.key: EndpointKey | None = None
-        """The endpoint's peer and path, from the time that it is kept."""
-        self.free_since = 0.0
-        """The time of the last release by the engine's clock."""
-        self.shelf: list[Endpoint] = []
-        """The free endpoints of the same path, from the time that it is kept."""
-        self.visited = False
-        """SIEVE's mark: True if the endpoint was used again since the hand passed it."""
-        self.leaving = False
-        """True if the path failed while the endpoint was in use: the release closes it."""
-
-    def is_open(self) -> bool:
-        """Returns whether an idle endpoint is still open, as far as can be known without asking the peer."""
-        return not self.aborted and not self.leaving
-
-    def prepare(self, chain: Chain) -> None:
-        """Prepares for a chain before its memory is touched. Raises like ``exchange``."""
-        return
-
-    @abstractmethod
-    def exchange(self, chain: Chain) -> ChainOutcome:
-        """Moves the chain, which is claimed. An exception or a failure leaves the endpoint unusable.
-
-        Raises TryAgain, WireError, OSError (the link broke), Stalled or DeadlineReached."""
-
-    def move(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> ChainOutcome | None:
-        """Moves one range between a local region of host memory and what ``key`` opens, without a chain.
-
-        Local memory of up to 64 KiB is touched only while the memory table's lock says that the region is registered.
-        So nobody waits for this move, and only ``abort`` stops it. For more bytes the caller holds a pin. Returns
-        ``SHUTDOWN`` if the region is not registered (any more), None if nothing was done and a chain must ask first.
-        Raises like ``exchange``. An exception or a failure leaves the endpoint unusable."""
-        outcome = self.begin(opcode, region, offset, key, remote_offset, nbytes, deadline)
-        return self.wait(deadline) if outcome is UNDER_WAY else outcome
-
-    def begin(
-        self, opcode: Opcode, region: Region, offset: int, key: bytes, remote_offset: int, nbytes: int, deadline: float
-    ) -> ChainOutcome | None:
-        """Begins :meth:`move`; returns what that returns, or ``UNDER_WAY`` if there is an answer to wait for.
-
-        After ``UNDER_WAY`` call ``wait``, or for up to 64 KiB ``proceed`` when the link's socket can be read."""
-        return None
-
-    def wait(self, deadline: float) -> ChainOutcome:
-        """Waits for the answer to what :meth:`begin` began and returns the outcome. Raises like ``move``."""
-        raise NotImplementedError
-
-    def proceed(self) -> ChainOutcome | None:
-        """Returns that outcome if the answer is here, else None. Does not block. Raises like ``move``."""
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        """Makes the endpoint's user stop soon; from any thread, any number of times."""
-        self.aborted = True
-        self.link.stream.abort()
-
-    def close(self, *, hard: bool) -> None:
-        """Closes the endpoint, which then touches no memory; after a failure ``hard``, so nothing trickles on."""
-        self.link.stream.close(hard=hard)
-
-
 E = TypeVar("E", bound=Endpoint)
-
-EXPECTED = (TryAgain, Stalled, DeadlineReached, WireError, OSError)
-"""Errors that ``Endpoint.exchange`` and ``Endpoint.move`` raise."""
-
-
-def failure_of(error: Exception, endpoint: Endpoint) -> tuple[ChainOutcome, bool]:
-    """Returns the outcome of a run that raised one of ``EXPECTED``, and whether a fresh endpoint may do.
-
-    It may, for instance, if the peer can have closed this one while it was idle."""
-    if isinstance(error, TryAgain):
-        return LOST, True
-    if isinstance(error, Stalled):
-        return STALLED, False
-    if isinstance(error, DeadlineReached):
-        return LATE, False
-    if isinstance(error, WireError):
-        _log.info("a peer broke the protocol of a transfer link: %s", error)
-        return BAD_BYTES, False
-    return LOST, endpoint.reused and not endpoint.answered
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -252,7 +132,7 @@ class Endpoints(ABC, Generic[E]):
                 endpoint: E = free.pop()
             except IndexError:  # another thread was first
                 break
-            if _wakes(endpoint):
+            if endpoint.wake():
                 return endpoint
             self._close(endpoint, hard=not endpoint.leaving)
         return None
@@ -308,13 +188,13 @@ class Endpoints(ABC, Generic[E]):
                 victim = free.pop()
             except IndexError:  # a thread that needs no lock was first
                 return None
-            if not fresh and _wakes(victim):
+            if not fresh and victim.wake():
                 return victim
         elif full:
             return None
         elif self._counts.total() >= self._limits.max_endpoints:
             victim = self._victim()
-            if victim is None or not _take(victim):
+            if victim is None or not victim.take():
                 return None
         if victim is not None:
             self._drop(victim)
@@ -451,7 +331,7 @@ class Endpoints(ABC, Generic[E]):
 
     def _retire(self, endpoint: E) -> None:
         """Closes an endpoint that nobody uses; does nothing if a thread has taken it meanwhile."""
-        if _take(endpoint):
+        if endpoint.take():
             self._close(endpoint, hard=False)
 
     def maintain(self, now: float) -> None:
@@ -482,23 +362,6 @@ class _Waiter(Generic[E]):
         self.key, self.fresh = key, fresh
         self.found: E | list[E] | None = None
         """The endpoint or the room that was handed to it, as ``Endpoints._find`` gives it."""
-
-
-def _wakes(endpoint: Endpoint) -> bool:
-    """Marks a free endpoint as used again, if it is still open."""
-    if not endpoint.is_open():
-        return False
-    endpoint.reused, endpoint.answered, endpoint.visited = True, False, True
-    return True
-
-
-def _take(endpoint: Endpoint) -> bool:
-    """Takes a free endpoint off its shelf; returns False if a thread has taken it meanwhile."""
-    try:
-        endpoint.shelf.remove(endpoint)
-    except ValueError:
-        return False
-    return True
 
 
 class ShortWay:

@@ -11,7 +11,7 @@ from math import inf
 from pinyon.transfer.chains.chain import SHUTDOWN, Chain
 from pinyon.transfer.host.interfaces import LinkMonitor
 from pinyon.transfer.links.context import EngineContext
-from pinyon.transfer.links.endpoints import Endpoint
+from pinyon.transfer.links.endpoint import Endpoint
 from pinyon.transfer.paths.board import PathState
 from pinyon.transfer.paths.peer import Peer
 from pinyon.transfer.paths.reach import Reach

@@ -11,7 +11,7 @@ from typing import NoReturn
 from pinyon.transfer.chains.chain import LOST, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link
-from pinyon.transfer.links.endpoints import Endpoint, TryAgain
+from pinyon.transfer.links.endpoint import Endpoint, TryAgain
 from pinyon.transfer.links.stream import DeadlineReached, Stalled
 from pinyon.transfer.memory.region import Access
 from pinyon.transfer.transports.control import KnownKeys, LinkWatch

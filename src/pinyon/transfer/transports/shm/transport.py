@@ -13,7 +13,8 @@ from array import array
 from pinyon.transfer.chains.chain import DONE, LOST, SHUTDOWN, UNDER_WAY, Chain, ChainOutcome
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
-from pinyon.transfer.links.endpoints import Endpoint, Endpoints
+from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.links.stream import DeadlineReached
 from pinyon.transfer.memory.region import Region

@@ -14,7 +14,8 @@ from pinyon.transfer.chains.chain import DONE, INTERNAL, SHUTDOWN, UNDER_WAY, Ch
 from pinyon.transfer.chains.slicing import Slice
 from pinyon.transfer.links.context import EngineContext
 from pinyon.transfer.links.dialer import Link, dial
-from pinyon.transfer.links.endpoints import Endpoint, Endpoints
+from pinyon.transfer.links.endpoint import Endpoint
+from pinyon.transfer.links.endpoints import Endpoints
 from pinyon.transfer.links.handshake import Service
 from pinyon.transfer.memory.region import Region
 from pinyon.transfer.memory.table import MemoryTable
