@@ -39,8 +39,9 @@ LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 OPTIMIZE = "2"
 """The compiler's -O2, for the rooms on the way of every request and block: -O3 takes longer and was not faster."""
 OPTIMIZED = ("placement", "paging", "runtime", "messages", "transfer", "conductor", "decode")
-"""The rooms that are optimized. All others get -Og, at most: their time goes by in calls of Python's, and -O2 takes 2.6
-times as long to compile. The conductor was 2 % slower without, a transfer of many blocks 4 %."""
+"""The rooms that get -O2. All others get -O1 at most: their time goes by in calls of Python's, and -O2 takes 2.6 times as
+long to compile. The conductor was 2 % slower without, a transfer of many blocks 4 %. With -Og in place of -O1, which
+compiles hardly faster, a forwarded request took 5 to 7 % more."""
 TOGETHER = 24
 """The C files that one compiler gets as one: each includes the headers of all modules."""
 COMPILE_S = 1800.0
@@ -193,7 +194,7 @@ def _compile(tree: Path, work: Path, group: str, modules: Sequence[Path], optimi
         return any(f"___{room}___" in source for room in OPTIMIZED)
 
     def compiled(sources: Sequence[str], options: list[str], folders: list[str]) -> Path:
-        level = optimize if optimize == "0" or is_optimized(sources[0]) else "g"
+        level = optimize if optimize == "0" or is_optimized(sources[0]) else "1"
         one = work / f"{hashlib.sha256(repr(sources).encode()).hexdigest()[:16]}.c"
         one.write_text("".join(f'#include "{tree / source}"\n' for source in sources), encoding="utf-8")
         out = one.with_suffix(".o")

@@ -36,6 +36,7 @@ class AccessLog:
     def answered(self, method: str, route: str, status: int | str, seen: Logged, *, quiet: bool = False) -> None:
         """Logs an ended request, a ``quiet`` one at debug level only."""
         level = logging.DEBUG if quiet else logging.INFO
+        known, seen.facts = seen.facts, None  # what returns them may hold ``seen``: a cycle, left to the collector
         if not self._enabled or not _log.isEnabledFor(level):
             return
         facts: dict[str, Any] = {"method": method, "route": route, "status": status, "request_id": seen.log_id}
@@ -44,8 +45,8 @@ class AccessLog:
         facts["ms"] = int((self._clock() - seen.arrived_s) * 1e4) / 10
         if seen.broken:
             facts["broken"] = seen.broken
-        if seen.facts is not None:
-            facts.update(seen.facts())
+        if known is not None:
+            facts.update(known())
         log_line(_log, level, "access", facts)
 
     # -- gRPC

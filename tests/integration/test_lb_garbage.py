@@ -1,0 +1,52 @@
+"""Requests that have ended leave nothing for Python's cyclic collector: to search them it stops the event loop."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.lb_harness import MODEL, running_lb, spin
+from tests.integration.upstream_parts import FakeServer, running_upstreams
+
+COUNT = 8
+WAYS = {
+    "whole": ("/v1/completions", {"prompt": "hi"}),
+    "streamed": ("/v1/completions", {"prompt": "hi", "stream": True}),
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}),
+}
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def heads() -> int:
+    return sum(type(each).__name__ == "HttpCall" for each in gc.get_objects())
+
+
+async def leaves_nothing(bench, way: str) -> None:
+    path, body = WAYS[way]
+    for _ in range(COUNT):
+        assert (await bench.post(path, {"model": MODEL, "max_tokens": 2, **body})).status == 200
+    await bench.idle()
+    await spin(lambda: heads() <= 1)  # a connection may hold its last one
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_on_our_instances_leaves_no_cycle(way: str, no_collector: None) -> None:
+    async with running_lb() as bench:
+        await leaves_nothing(bench, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_to_other_servers_leaves_no_cycle(way: str, no_collector: None) -> None:
+    async with running_upstreams(FakeServer(models=(MODEL,))) as bench:
+        await leaves_nothing(bench, way)
