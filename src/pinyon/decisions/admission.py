@@ -73,8 +73,8 @@ class Admission:
         """Blocks that others cannot have any more, for each of the last admitted requests."""
         self._usual_growth = 0.0
         """The mean growth of the requests that ended last."""
-        self._foreign = 0
-        """Waiting prompts for other instances."""
+        self.waiting_prompts = 0
+        """Waiting prompts that are computed for other instances."""
         self._last = -1
         """A bound: no admitted request has a larger number."""
         self.prefixes = DecodedPrefixes()
@@ -83,11 +83,6 @@ class Admission:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def waiting_prompts(self) -> int:
-        """Waiting prompts that are computed for other instances."""
-        return self._foreign
 
     @property
     def admitted(self) -> int:
@@ -122,7 +117,7 @@ class Admission:
         self._spare_new()
         alone = not self._waiting
         self._waiting[request.number] = request
-        self._foreign += not request.decodes
+        self.waiting_prompts += not request.decodes
         self._wanted[request.number], self._new = 0, request
         if not alone:
             self._spare_new()
@@ -130,7 +125,7 @@ class Admission:
     def withdraw(self, number: int) -> None:
         """Removes a waiting request. Raises ``KeyError`` if it does not wait."""
         request = self._waiting.pop(number)
-        self._foreign -= not request.decodes
+        self.waiting_prompts -= not request.decodes
         self._policy.remove(number)
         self._unwant(request)
 
@@ -167,7 +162,7 @@ class Admission:
 
     def _grant(self, number: int, now_s: float) -> BlockGrant:
         request = self._waiting.pop(number)
-        self._foreign -= not request.decodes
+        self.waiting_prompts -= not request.decodes
         used = self._pool.used
         reservation = self._reservations.reserve(
             request.block_keys[: request.reusable], request.blocks, now_s, request.traits, computes=request.computes
@@ -260,7 +255,7 @@ class Admission:
             raise RuntimeError("admission: prefixes are known of others than are decoded")
         if self._grown != sum([held - self._requests[number].blocks for number, held in self._blocks.items()]):
             raise RuntimeError("admission: blocks that all have grown by are not those that each has")
-        if self._foreign != sum([not request.decodes for request in self._waiting.values()]):
+        if self.waiting_prompts != sum([not request.decodes for request in self._waiting.values()]):
             raise RuntimeError("admission: prompts that wait are counted wrongly")
         if len(self._decoded) > min(self._slots, self._policy.running):
             raise RuntimeError("admission: more are decoded than there are slots, or than were admitted")

@@ -18,17 +18,13 @@ class StopMatcher:
             raise ValueError("a stop string must not be empty")
         self._beginnings = [_Beginning(stop) for stop in self._stops]
         self._held = ""
-        self._matched = False
-
-    @property
-    def matched(self) -> bool:
-        return self._matched
+        self.matched = False
 
     def push(self, delta: str, *, ends: bool = True) -> tuple[str, bool]:
         """Returns ``(text that is safe to emit, whether a stop string has matched)``; ``("", True)`` after a match.
 
         Without ``ends``, a match that ends in ``delta`` does not count; one that begins in it and ends later does."""
-        if self._matched:
+        if self.matched:
             return "", True
         if not self._stops:
             return delta, False
@@ -38,7 +34,7 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in stops if (at := text.find(stop, self._first(stop))) >= 0]
         if found:
             _, start = min(found)
-            self._matched = True
+            self.matched = True
             self._held = ""
             return text[:start], True
         for beginning in self._beginnings:

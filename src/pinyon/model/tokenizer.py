@@ -88,8 +88,8 @@ class HfTokenizer:
         for tokenizer in (self._plain, self._inner, self._marked):
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        self._eos = eos_token_ids
-        self._vocab_size = int(self._plain.get_vocab_size(with_added_tokens=True))
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = int(self._plain.get_vocab_size(with_added_tokens=True))
         added = self._plain.get_added_tokens_decoder()
         self._special = {token.content: int(i) for i, token in added.items() if token.special}
         self._special_ids = frozenset(self._special.values())
@@ -108,15 +108,6 @@ class HfTokenizer:
     def _whole(self, text: str) -> bytes:
         """Returns the tokens by the library."""
         return _ids(self._marked, text, False).tobytes()
-
-    @property
-    def vocab_size(self) -> int:
-        """The exclusive upper bound of token ids."""
-        return self._vocab_size
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._eos
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -188,7 +179,7 @@ class HfTokenizer:
     def _token_bytes(self) -> list[bytes]:
         alphabet = _byte_alphabet()
         table: list[bytes] = []
-        for token in range(self._vocab_size):
+        for token in range(self.vocab_size):
             piece = self._plain.id_to_token(token)
             if piece is None or token in self._special_ids:
                 table.append(b"")

@@ -17,7 +17,7 @@ class Layer:
     """The targets of one model. Owned by one thread; the caller passes clock values (seconds, any origin)."""
 
     def __init__(self, pushing: PushingRule, policy: TargetPolicy) -> None:
-        self._pushing, self._policy = pushing, policy
+        self._pushing, self.policy = pushing, policy
         self._targets: dict[str, Target] = {}
         self._held = 0
 
@@ -26,13 +26,9 @@ class Layer:
         if pushing is not None:
             self._pushing = pushing
         if policy is not None:
-            self._policy = policy
+            self.policy = policy
             for name in self._targets:
                 policy.add(name)
-
-    @property
-    def policy(self) -> TargetPolicy:
-        return self._policy
 
     # -- targets
 
@@ -53,15 +49,15 @@ class Layer:
         if not known and len(self._targets) >= TARGETS_MAX:
             return
         if known:
-            self._policy.remove(name)
+            self.policy.remove(name)
         target = self._targets[name] = Target(name, capacity, distance_s, region)
         target.batches = batches
-        self._policy.add(name)
+        self.policy.add(name)
 
     def leave(self, name: str) -> None:
         """Removes a target; does nothing if it is not there."""
         if self._targets.pop(name, None) is not None:
-            self._policy.remove(name)
+            self.policy.remove(name)
 
     def set_live(self, name: str, live: bool) -> None:
         """Sets whether the target answers. Its cache may survive a time without answers."""
@@ -152,17 +148,17 @@ class Layer:
         """Returns the request's target, or None if none is available. Changes nothing: see :meth:`sent`."""
         available = self.available(now_s, allowed, exclude)
         if len(available) < len(self._targets):
-            full = self._policy.waits_for(request, available, self.full(now_s, allowed, exclude))
+            full = self.policy.waits_for(request, available, self.full(now_s, allowed, exclude))
             if full is not None:
                 return full
-        return self._policy.choose(request, available) if available else None
+        return self.policy.choose(request, available) if available else None
 
     def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:
         """Returns whether :meth:`choose` would name a full target, in case a conductor makes the choice.
 
         The conductor may choose any sound target, so none may have so many waiting that it admits no more."""
         available, full = self.available(now_s, exclude=exclude), self.full(now_s, exclude=exclude)
-        if len(available) == len(self._targets) or self._policy.waits_for(request, available, full) is None:
+        if len(available) == len(self._targets) or self.policy.waits_for(request, available, full) is None:
             return False
         some = {target.name for target in (*available, *full)}
         return all(
@@ -173,7 +169,7 @@ class Layer:
 
     def affinity(self, request: Routed, target: Target) -> int:
         """Returns how much speaks for the target that this layer chose, beside those of other layers."""
-        return self._policy.affinity(request, target.name)
+        return self.policy.affinity(request, target.name)
 
     def hold(self) -> None:
         """Counts a request that will be pushed to a target not known yet, because a conductor is asked."""
@@ -197,7 +193,7 @@ class Layer:
         if target is not None:
             target.sent += counted
             target.outstanding += 1
-            self._policy.sent(request, name)
+            self.policy.sent(request, name)
         return target
 
     @staticmethod

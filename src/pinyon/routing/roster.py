@@ -19,40 +19,36 @@ class Roster:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._listed: frozenset[str] = frozenset()
-        self._unconfirmed: frozenset[str] = frozenset()
+        self.unconfirmed: frozenset[str] = frozenset()
+        """Instances that are known from before, and not listed."""
         self._until_s: float | None = None
         self._short = False
         """True if the last list was incomplete by the conductor's own account."""
 
-    @property
-    def unconfirmed(self) -> frozenset[str]:
-        """Instances that are known from before, and not listed."""
-        return self._unconfirmed
-
     def listed(self, ids: Iterable[str], now_s: float, *, first: bool = False, incomplete: bool = False) -> None:
         """Takes a conductor's list: ``first`` if it has just begun to speak, ``incomplete`` if it says so."""
-        known, kept = self._listed | self._unconfirmed, self._unconfirmed
+        known, kept = self._listed | self.unconfirmed, self.unconfirmed
         self._listed = frozenset(ids)
         missing = known - self._listed
         was_short, self._short = self._short, incomplete
         if first or incomplete:
-            self._unconfirmed = missing
+            self.unconfirmed = missing
             self._until_s = None if incomplete else now_s + self._grace_s
             return
         gone, least = (missing, 1) if was_short else (missing - kept, LOST_TOGETHER_MIN)  # gone by the conductor's word
         if len(gone) >= least and 2 * len(gone) > len(known | self._listed):
-            self._unconfirmed = missing
+            self.unconfirmed = missing
             self._until_s = now_s + self._grace_s
         else:
-            self._unconfirmed = missing - gone
+            self.unconfirmed = missing - gone
 
     def expire(self, now_s: float) -> bool:
         """Forgets the unconfirmed instances once the grace time is over. Returns whether any were forgotten."""
-        if self._until_s is None or now_s < self._until_s or not self._unconfirmed:
+        if self._until_s is None or now_s < self._until_s or not self.unconfirmed:
             return False
-        self._unconfirmed = frozenset()
+        self.unconfirmed = frozenset()
         return True
 
     def forget(self, instance_id: str) -> None:
         """Forgets an instance that is known to be gone."""
-        self._unconfirmed -= {instance_id}
+        self.unconfirmed -= {instance_id}

@@ -57,12 +57,8 @@ class QLearning:
         self._random = Random(settings.seed)
         self._known: dict[Bins, list[float]] = {}
         """The values of stopping and adding (negative: never tried), then how often each was tried."""
-        self._explore = 1.0
+        self.exploring = 1.0
         self._drift = Drift()
-
-    @property
-    def exploring(self) -> float:
-        return self._explore
 
     @property
     def shifts(self) -> int:
@@ -76,7 +72,7 @@ class QLearning:
         # Of untried actions, adding comes first, because other policies always add.
         if values is None or values[ADD] < 0.0 or values[STOP] < 0.0:
             return values is None or values[ADD] < 0.0
-        if self._random.random() < self._explore:
+        if self._random.random() < self.exploring:
             return self._random.random() < 0.5
         return values[ADD] >= values[STOP]
 
@@ -98,9 +94,9 @@ class QLearning:
                 known[action] += settings.rate * (target - known[action])
             known[TRIALS + action] += 1.0
             following = bins
-        self._explore = max(self._explore * settings.decay, settings.explore_min)
+        self.exploring = max(self.exploring * settings.decay, settings.explore_min)
         if self._drift.shifted(apart):
-            self._explore = max(self._explore, settings.awake)
+            self.exploring = max(self.exploring, settings.awake)
 
     def table(self) -> dict[str, list[float]]:
         return {bins_text(bins): [*known] for bins, known in self._known.items()}
@@ -114,4 +110,4 @@ class QLearning:
             restored[bins_of(text)] = known
         self._known = restored
         if restored:
-            self._explore = self._settings.explore_min
+            self.exploring = self._settings.explore_min
