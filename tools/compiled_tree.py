@@ -38,10 +38,10 @@ LINK_OPTIONS = ("-shared", "-Wl,-Bsymbolic")
 """The functions call each other directly, since nothing puts others in their place."""
 OPTIMIZE = "2"
 """The compiler's -O2, for the rooms on the way of every request and block: -O3 takes longer and was not faster."""
-OPTIMIZED = ("placement", "paging", "runtime", "messages", "transfer", "conductor", "decode")
-"""The rooms that get -O2. All others get -O1 at most: their time goes by in calls of Python's, and -O2 takes 2.6 times as
-long to compile. The conductor was 2 % slower without, a transfer of many blocks 4 %. With -Og in place of -O1, which
-compiles hardly faster, a forwarded request took 5 to 7 % more."""
+OPTIMIZED = ("placement", "paging", "runtime", "messages", "model", "transfer", "conductor", "decode")
+"""The rooms that get -O2. All others get -O1 at most: their time goes by in calls of Python's, and -O2 takes 2.6 times
+as long to compile. The conductor was 2 % slower without, a transfer of many blocks 4 %, a tokenizer 5 %. With -Og in
+place of -O1, which compiles hardly faster, a forwarded request took 5 to 7 % more."""
 TOGETHER = 24
 """The C files that one compiler gets as one: each includes the headers of all modules."""
 COMPILE_S = 1800.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import socket
@@ -87,9 +88,10 @@ class PeerMemory:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._scratch = array("B", bytes(FETCH_BYTES + SEAL_BYTES))
-        self._scratch_view = memoryview(self._scratch)
-        self._scratch_address = self._scratch.buffer_info()[0]
+        # Whole pages of its own: beginning in the middle of one costs the kernel up to a sixth more.
+        scratch = mmap.mmap(-1, FETCH_BYTES + SEAL_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._scratch_view = memoryview(scratch)
+        self._scratch_address = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
         # One range and its seal, there and here, are reused: changing an array costs less than making one.
         self._one_there = array("Q", (0, 0, 0, SEAL_BYTES))
         self._one_here = array("Q", (self._scratch_address, 0))
