@@ -31,8 +31,8 @@ def hints(
     trust = f"--cacert {_path(authority)} " if authority else ""
     lines = [
         f"curl -N {trust}{http}/v1/completions{_authorization(api_keys_file)} -H 'content-type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}",
-        _pinyon(f"instances --conductor {conductor}", admin),
+        f"-H 'x-request-id: first' -d {shlex.quote(json.dumps(body))}",
+        *(_pinyon(f"{command} --conductor {conductor}", admin) for command in ("explain first", "instances")),
     ]
     if controller:
         lines += [_pinyon(f"{command} --controller {controller}", admin) for command in ("regions", "top")]

@@ -167,7 +167,7 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
         said = f"{decision.policy} counts what others lose, too: {_taken(chosen, blocks)}"
         return f"{where} because {said}; {_other(best, blocks)}"
     soonest = chosen.ttft_s <= best.ttft_s + NANO_S
-    why = "" if soonest else f"{decision.policy} chose it: "
+    why = "" if soonest and found is not None else f"{decision.policy} chose it: "
     said = _taken(chosen, blocks)
     if abs(chosen.ttft_s - best.ttft_s) <= NANO_S and not best.about:
         return f"{where} because {why}{said}; {best.instance_id} would have taken as long"

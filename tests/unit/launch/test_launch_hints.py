@@ -20,11 +20,14 @@ def arguments(line: str) -> list[str]:
 
 
 def test_plain_lines_name_the_addresses_and_the_model():
-    curl, instances, top, listing, schedule = hints("http://127.0.0.1:8000", "127.0.0.1:7000", 'it\'s a "name"')
+    lines = hints("http://127.0.0.1:8000", "127.0.0.1:7000", 'it\'s a "name"')
+    curl, explain, instances, top, listing, schedule = lines
     words = arguments(curl)
     assert words[:2] == ["-N", "http://127.0.0.1:8000/v1/completions"]
     assert json.loads(words[-1])["model"] == 'it\'s a "name"'
     assert not any("Authorization" in word for word in words)
+    assert f"x-request-id: {explain.split()[2]}" in words
+    assert explain.endswith("explain first --conductor 127.0.0.1:7000")
     assert instances.endswith("instances --conductor 127.0.0.1:7000")
     assert top.endswith("top --conductor 127.0.0.1:7000 --lb http://127.0.0.1:8000")
     assert arguments(listing) == ["-plaintext", "127.0.0.1:7000", "list"]
@@ -60,9 +63,9 @@ def test_with_tls_every_line_names_its_files(tmp_path: Path, monkeypatch: pytest
     lines = hints(
         "https://h:1", "h:2", "m", authority=Path("tls/ca/ca.crt"), admin=Path("tls/admin/admin"), controller="h:3"
     )
-    curl, instances, regions, top, listing, called = lines
+    curl, explain, instances, regions, top, listing, called = lines
     assert arguments(curl)[1:3] == ["--cacert", str(tmp_path / "tls/ca/ca.crt")]
-    for line in (instances, regions, top):
+    for line in (explain, instances, regions, top):
         assert line.endswith(f" --tls-dir {tmp_path / 'tls/admin/admin'}")
     for line in (listing, called):
         words = arguments(line)

@@ -133,14 +133,18 @@ def test_the_words():
     fleet.set_load(member(fleet, "b"), InstanceLoad(pending_prefill_tokens=15_000), 0.0)
     request = PlacementRequest("r", "m", 16 * 12, keys(*range(12)), 8)
     said, _ = decide(fleet, "min_ttft", request)
-    assert said.because.startswith("went to a because it holds 10 of 12 blocks and nobody waits there, first token in ")
+    because = "went to a because min_ttft chose it: it holds 10 of 12 blocks and nobody waits there, first token in "
+    assert said.because.startswith(because)
     assert "; b would have taken 1.5 s (queue 1.5 s, holds 0 of 12 blocks)" in said.because
 
 
 def test_prompt_shorter_than_a_block_is_said_to_be_that():
     fleet = make_fleet(("a", MIXED), ("b", MIXED))
     said, _ = decide(fleet, "min_ttft", PlacementRequest("r", "m", 7, b"", 8))
-    assert "because it holds no block (the prompt is shorter than one) and nobody waits there" in said.because
+    assert (
+        "because min_ttft chose it: it holds no block (the prompt is shorter than one) and nobody waits there"
+        in said.because
+    )
     assert "of 0 blocks" not in said.because
 
 
