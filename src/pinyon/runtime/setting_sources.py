@@ -62,7 +62,7 @@ def load_settings(
     try:
         of_file = _of_file(cls, path) if path else {}
     except ValueError as error:
-        refuse(f"{path}: {error}")
+        refuse(str(error) if path in str(error) else f"{path}: {error}")
     try:
         # a folder of certificates counts where it is named, before files that a lesser source names
         return cls(**(with_tls_files(of_file) | with_tls_files(of_environment) | with_tls_files(given)))
