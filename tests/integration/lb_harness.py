@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import platform
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from prometheus_client import CollectorRegistry
 
 from launch.ports import HeldPorts
 from launch.process import ServiceProcess
+from pinyon import __version__
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2, worker_pb2_grpc
 from pinyon.core.clock import Clock
+from pinyon.core.compiled import compiled
 from pinyon.core.logprobs import TokenLogprob
 from pinyon.messages.instance import layout_to_proto
 from pinyon.model import load_card
@@ -37,6 +40,8 @@ from tests.idle import left_in
 from tests.sent_logprobs import logprobs_to_proto
 
 MODEL = "pinyon-tiny"
+VERSION = {"version": __version__, "compiled": compiled(), "python": platform.python_version()}
+"""The answer to ``GET /version`` of a load balancer that runs the same modules as the tests."""
 WAIT_S = 60.0
 """The longest wait, which only ends what hangs."""
 BLOCK_TOKENS = 32

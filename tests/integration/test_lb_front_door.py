@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sys
 import zlib
 from pathlib import Path
 
 import pytest
 
-from pinyon import __version__
-from tests.integration.lb_harness import MODEL, WAIT_S, Connection, ask, expected_text, running_lb, spin
+from pinyon.core.compiled import version_line
+from pinyon.runtime.metrics import new_registry
+from tests.integration.lb_harness import MODEL, VERSION, WAIT_S, Connection, ask, expected_text, running_lb, spin
 
 # ---------------------------------------------------------------- routes
 
@@ -78,10 +80,19 @@ async def test_how_a_conversation_ends_is_the_clients_choice(fields, end):
 
 async def test_version_and_models():
     async with running_lb() as bench:
-        assert (await bench.get("/version")).json == {"version": __version__}
+        assert (await bench.get("/version")).json == VERSION
         (model,) = (await bench.get("/v1/models")).json["data"]
         assert (model["id"], model["root"], model["parent"], model["permission"]) == (MODEL, MODEL, None, [])
         assert model["max_model_len"] == 4096
+
+
+async def test_version_says_how_it_runs_as_others_do():
+    async with running_lb() as bench:
+        told = (await bench.get("/version")).json
+    assert version_line() == f"pinyon {told['version']} ({'compiled' if told['compiled'] else 'Python'})"
+    labels = {"version": told["version"], "compiled": json.dumps(told["compiled"])}
+    assert new_registry().get_sample_value("pinyon_build_info", labels) == 1
+    assert told["python"].startswith("{}.{}.{}".format(*sys.version_info))
 
 
 async def test_tokenizing_needs_a_key_where_there_are_some(keys):

@@ -181,6 +181,14 @@ async def test_each_documented_route_answers_as_documented():
         await bench.idle()
 
 
+def test_the_fields_of_the_version_have_types():
+    assert SCHEMAS["Version"]["properties"] == {
+        "version": {"type": "string"},
+        "compiled": {"type": "boolean"},
+        "python": {"type": "string"},
+    }
+
+
 async def test_ready_for_one_model_of_two_is_as_documented():
     async with running_lb(more_models=f"other={CHECKPOINT}") as bench:
         reply = await bench.get("/health/ready")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from pinyon.core.address import parse_address
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.heartbeat import Heartbeat
 from tests.forks import forked
-from tests.integration.lb_harness import WAIT_S, Connection, Front
+from tests.integration.lb_harness import VERSION, WAIT_S, Connection, Front
 from tests.integration.upstream_parts import DONE, MODEL, Asked, FakeServer, Wire
 
 ASK = b'{"model":"%b","prompt":"x","max_tokens":1}' % MODEL.encode()
@@ -157,6 +158,22 @@ async def test_they_serve_count_and_end_as_one(tmp_path: Path) -> None:
         assert parent.process is not None
         assert parent.process.returncode == 0
         assert not any(child.is_running() for child in children)
+
+
+async def test_they_say_alike_how_they_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as processes:
+        # the kernel chooses which of them answers
+        assert [(await processes.get("/version")).json for _ in range(8)] == [VERSION] * 8
+        counted = await processes.counted()
+    (build,) = [set(key[1:]) for key in counted if key[0] == "pinyon_build_info"]
+    assert build == {VERSION["version"], json.dumps(VERSION["compiled"])}
+    (python,) = [key[1:] for key in counted if key[0] == "python_info"]
+    assert VERSION["python"] in python
+    said = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-m", "services.lb", "--version"], capture_output=True, text=True,
+        timeout=2 * WAIT_S, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert said.stdout == f"pinyon {VERSION['version']} ({'compiled' if VERSION['compiled'] else 'Python'})\n"
 
 
 async def _refuses(address: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pinyon.api.admin.v1 import admin_pb2, admin_pb2_grpc
 from pinyon.frontdoor.answer import HIGH_BYTES
 from pinyon.routing.server_load import SERVER_KINDS, ServerKind
-from tests.integration.lb_harness import WAIT_S, Connection, spin
+from tests.integration.lb_harness import VERSION, WAIT_S, Connection, spin
 from tests.integration.upstream_parts import (
     DONE,
     MODEL,
@@ -127,6 +127,15 @@ async def test_other_paths_are_not_passed_on(path: str) -> None:
     async with running_upstreams(server) as bench:
         assert (await bench.post(path, {"model": MODEL})).status == 404
         assert not server.asked
+
+
+async def test_the_version_is_ours_and_for_everybody(keys: str) -> None:
+    server = FakeServer()
+    server.told["/version"] = b'{"version":"theirs"}'
+    async with running_upstreams(server, api_keys_file=keys) as bench:
+        assert (await bench.get("/v1/models")).status == 401
+        reply = await bench.get("/version")
+        assert (reply.status, reply.json) == (200, VERSION)
 
 
 @pytest.mark.parametrize(

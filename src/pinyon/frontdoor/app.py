@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 from math import ceil
 from typing import Any
 
@@ -14,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pinyon import __version__
 from pinyon.core.clock import Clock
+from pinyon.core.compiled import compiled
 from pinyon.core.errors import Internal, PinyonError, Unavailable
 from pinyon.frontdoor.access_log import AccessLog
 from pinyon.frontdoor.admission import RateLimited
@@ -31,7 +33,7 @@ from pinyon.runtime.logging import get_logger
 
 CLIENT_GONE = 499
 SHOWN_CHARS = 200
-VERSION = json.dumps({"version": __version__}).encode()
+VERSION = json.dumps({"version": __version__, "compiled": compiled(), "python": platform.python_version()}).encode()
 LIVE = b'{"status":"ok"}'
 
 _log = get_logger("lb.http")

@@ -34,7 +34,7 @@ def _document() -> Schema:
                 "get": _get("One model", "Model")
                 | {"parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]}
             },
-            "/version": {"get": _get("The version that runs", "Version", guarded=False)},
+            "/version": {"get": _get("The version that runs, and how", "Version", guarded=False)},
             "/openapi.json": {"get": _get("This document", "Document", guarded=False)},
             "/health": {"get": _get("The process lives", "Health", guarded=False)},
             "/health/live": {"get": _get("The process lives", "Health", guarded=False)},
@@ -113,6 +113,7 @@ def _or_null(schema: Schema) -> Schema:
 
 
 _TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _LOGPROB: Schema = {"type": "number", "maximum": 0}
 _TOKENS = _list(_COUNT)
@@ -183,7 +184,7 @@ _ANSWERS: Schema = {
     "Text": _object({"prompt": _TEXT}),
     "Model": _MODEL,
     "Models": _object({"object": {"const": "list"}, "data": _list(_MODEL)}),
-    "Version": _object({"version": _TEXT}),
+    "Version": _object({"version": _TEXT, "compiled": _FLAG, "python": _TEXT}),
     "Health": _object({"status": _TEXT}),
     "Ready": _object({"status": _TEXT}, lacks={"type": "object", "additionalProperties": _TEXT}),
     "Document": {"type": "object"},
