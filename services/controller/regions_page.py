@@ -95,7 +95,7 @@ class RegionsPage:
             f"{status} {HTTPStatus(status).phrase}",
             [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Cache-Control", "max-age=1")],
         )
-        return [body]
+        return [] if environ.get("REQUEST_METHOD") == "HEAD" else [body]
 
     def answer(self, method: str, path: str, query: str) -> tuple[int, dict[str, Any]]:
         """Returns the HTTP status and the JSON document."""

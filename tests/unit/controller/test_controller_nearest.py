@@ -8,7 +8,7 @@ from pinyon.core.errors import InvalidArgument, NotFound
 from pinyon.federation.distances import Distances, Position, parse_distances
 from pinyon.federation.view import Federation, LbInfo, LbState, Member, RegionView
 from pinyon.routing.geography import Geography, Rule
-from services.controller.regions_page import nearest
+from services.controller.regions_page import RegionsPage, nearest
 
 FRANKFURT, VIRGINIA, TOKYO = Position(50.11, 8.68), Position(38.95, -77.45), Position(35.68, 139.69)
 PARIS = Position(48.86, 2.35)
@@ -78,3 +78,15 @@ def test_what_cannot_be_asked():
     with pytest.raises(InvalidArgument):
         nearest(FEDERATION, Geography(), FAR, PARIS, "eu")
     assert nearest(Federation(), Geography(), FAR, PARIS) == ()
+
+
+def test_head_has_the_length_of_the_page_and_no_body():
+    answers = []
+    for method in ("GET", "HEAD"):
+        fields: dict[str, str] = {}
+        asked = {"REQUEST_METHOD": method, "PATH_INFO": "/v1/regions", "QUERY_STRING": ""}
+        body = RegionsPage()(asked, lambda status, given, fields=fields: fields.update(given))
+        answers.append((fields["Content-Length"], b"".join(body)))
+    (length, page), head = answers
+    assert length == str(len(page))
+    assert head == (length, b"")
