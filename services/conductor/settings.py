@@ -32,45 +32,47 @@ class ConductorSettings(ServiceSettings):
     )
     ttft_slo_ms: int = setting(
         30_000,
-        "time to first token for requests that name none; one that takes longer by itself may wait a "
-        "quarter of that time; 0 is off",
+        "limit of the predicted TTFT if a request names none; a prompt that alone takes longer may wait "
+        "a quarter of its time; 0: off",
         ge=0,
     )
     sizes: Annotated[str, checked(parse_sizes)] = setting(
         "",
-        "LEAST-MOST, as 2-8: tell how many instances that compute prompts each model should have "
-        "(pinyon_conductor_instances_wanted); empty is off",
+        "LEAST-MOST, as 2-8: report how many instances that compute prompts each model should have "
+        "(pinyon_conductor_instances_wanted); empty: off",
     )
     profile: Annotated[str, checked(parse_priors)] = setting(
         "",
-        "what costs are taken to be before they are measured: a name of docs/design/worker.md or a JSON "
-        "file; further ones: ;MODEL=PROFILE",
+        "initial costs, until they are measured: a profile of docs/design/worker.md or a JSON file; for "
+        "further models: ;MODEL=PROFILE",
     )
-    tbt_slo_ms: int = setting(0, "time between tokens for requests that name none; 0 is off", ge=0)
-    lease_ms: int = setting(3_000, "an instance is forgotten this long after a report", ge=100, le=600_000)
+    tbt_slo_ms: int = setting(0, "limit of the time between tokens, for requests that name none; 0: off", ge=0)
+    lease_ms: int = setting(
+        3_000, "time after its last report after which an instance is forgotten", ge=100, le=600_000
+    )
     settle_ms: int = setting(
-        3_000, "after a start, the list of instances may be incomplete for this long", ge=0, le=600_000
+        3_000, "time after a start in which the list of instances counts as incomplete", ge=0, le=600_000
     )
-    instances_max: int = setting(512, "instances, store nodes among them", ge=1, le=4096)
+    instances_max: int = setting(512, "most instances, store nodes included", ge=1, le=4096)
     index_keys_max: int = setting(
-        10_000_000, "blocks that the index knows at once: 22 to 35 bytes each", ge=1, le=1_000_000_000
+        10_000_000, "most blocks in the index at once: 22 to 35 bytes each", ge=1, le=1_000_000_000
     )
     index_stride_tokens: int = setting(
         64,
-        "the index is told of a block every so many tokens of a prompt, and of none behind the last; 1: of all blocks",
+        "distance in tokens between the blocks of a prompt that the index holds; 1: it holds all blocks",
         ge=1,
         le=4096,
     )
-    inflight_max: int = setting(100_000, "placements in flight", ge=1)
+    inflight_max: int = setting(100_000, "most placements in flight", ge=1)
     inflight_unclaimed_s: float = setting(
-        10.0, "seconds after which a placement counts no longer if its decode instance never had it", gt=0
+        10.0, "time after which a placement no longer counts if its decode instance never got the request", gt=0
     )
     inflight_prefill_s: float = setting(
-        600.0, "seconds after which a placement's prefill counts no longer if nobody reported its end", gt=0
+        600.0, "time after which a placement's prefill no longer counts if nobody reported its end", gt=0
     )
-    inflight_decode_s: float = setting(600.0, "the same for its decode", gt=0)
-    explain_max: int = setting(
-        4096, "placements and refusals that `pinyon explain` knows; 0 is off", ge=0, le=1_000_000
+    inflight_decode_s: float = setting(
+        600.0, "time after which a placement's decode no longer counts if nobody reported its end", gt=0
     )
-    explain_mib: int = setting(64, "memory for these, in MiB, about", ge=1, le=65_536)
-    lb_sessions_max: int = setting(256, "load balancers connected at once", ge=1, le=4096)
+    explain_max: int = setting(4096, "placements and refusals kept for `pinyon explain`; 0: off", ge=0, le=1_000_000)
+    explain_mib: int = setting(64, "approximate memory for the placements that `pinyon explain` knows", ge=1, le=65_536)
+    lb_sessions_max: int = setting(256, "most load balancers connected at once", ge=1, le=4096)

@@ -27,21 +27,19 @@ class KvStoreSettings(TransferSettings):
     }
 
     redis_url: str = setting("", "Redis with the block metadata; required")
-    conductor: Address = setting("", "host:port of the conductor; empty: report to nobody")
+    conductor: Address = setting("", "host:port of the conductor to report to; empty: none")
     pool_mib: int = setting(256, "size of the DRAM pool in MiB", ge=1, le=1 << 24)
     eviction: Annotated[str, AfterValidator(checked_eviction)] = setting(
         "lru", f"which objects go when room is needed: {EVICTION_POLICIES.choices}"
     )
-    put_timeout_s: float = setting(10.0, "seconds a put may take if it does not say so", gt=0, le=3600)
-    put_timeout_max_s: float = setting(60.0, "seconds a put may take at most", gt=0, le=3600)
-    open_puts_max: int = setting(1024, "puts begun and not ended", ge=1, le=2048)
-    lease_s: float = setting(5.0, "seconds a reader may read if it does not say so", gt=0, le=3600)
-    lease_max_s: float = setting(60.0, "seconds a reader may read at most", gt=0, le=3600)
-    leases_max: int = setting(16384, "leases of readers at once", ge=1, le=1 << 20)
-    node_lease_s: float = setting(
-        3.0, "seconds after which a node that does not answer counts as gone", ge=0.3, le=3600
-    )
-    redis_timeout_s: float = setting(1.0, "seconds that Redis gets for an answer", gt=0, le=60)
+    put_timeout_s: float = setting(10.0, "time limit of a put that names none", gt=0, le=3600)
+    put_timeout_max_s: float = setting(60.0, "longest time limit that a put may name", gt=0, le=3600)
+    open_puts_max: int = setting(1024, "most puts begun and not ended", ge=1, le=2048)
+    lease_s: float = setting(5.0, "length of a reader's lease when it asks for no time", gt=0, le=3600)
+    lease_max_s: float = setting(60.0, "longest lease that a reader gets", gt=0, le=3600)
+    leases_max: int = setting(16384, "most leases of readers at once", ge=1, le=1 << 20)
+    node_lease_s: float = setting(3.0, "time after which a node that does not answer counts as gone", ge=0.3, le=3600)
+    redis_timeout_s: float = setting(1.0, "time limit for an answer of Redis", gt=0, le=60)
 
     def exposed(self) -> list[str]:
         return super().exposed() + plain_redis(self, self.redis_url)

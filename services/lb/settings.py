@@ -57,168 +57,180 @@ class LbSettings(JournalSettings):
         "requests_per_peer access_log",
         "requests": "in_flight_limit conductor_timeout_s place_by pushing placement_wait_s attempts instances_grace_s "
         "unread_tokens",
-        "servers of others": "upstream_api_key_file upstream_ca_file upstream_capacity upstream_connections "
+        "other servers (--upstream)": "upstream_api_key_file upstream_ca_file upstream_capacity upstream_connections "
         "upstream_connect_s upstream_keep_alive_s upstream_first_byte_s upstream_stall_s upstream_health_s "
         "upstream_health_timeout_s upstream_probe_s",
         "limits of HTTP": "body_limit_bytes bodies_limit_mib head_limit_bytes head_fields_limit line_limit_bytes "
         "head_timeout_s body_timeout_s keep_alive_s write_stall_s",
         "HTTPS": "http_tls_cert http_tls_key",
         "start and end": "lame_duck_s",
-        "given by who starts several": "http_reuse_port heartbeat_fd upstream_sharers test_region_delays_ms",
+        "set by the program that starts several": "http_reuse_port heartbeat_fd upstream_sharers test_region_delays_ms",
     }
 
     conductor: Address = setting("", "host:port of the conductor")
     http_listen: Address = setting("127.0.0.1:0", "host:port of the HTTP server; port 0 takes a free one")
     processes: int = setting(
         1,
-        "load balancers on this host, each a process, that listen at the one --http-listen (docs/use/deploy.md)",
+        "number of load balancer processes on this host that share one --http-listen (docs/use/deploy.md)",
         ge=1,
         le=256,
     )
     http_reuse_port: bool = setting(
-        False, "others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
+        False, "let other processes listen at --http-listen too (SO_REUSEPORT); --processes sets it"
     )
     heartbeat_fd: WritableFd = setting(
-        -1, "file descriptor to say on twice a second that the event loop runs, as --processes has it"
+        -1, "file descriptor on which to report twice a second that the event loop runs; --processes sets it"
     )
     admin_listen: Address = setting(
-        "127.0.0.1:0", "host:port of the gRPC server for who has a certificate; with TLS only"
+        "127.0.0.1:0", "host:port of the gRPC server for callers with a certificate; only with TLS"
     )
     http_tls_cert: str = setting(
-        "", "certificate of HTTPS, where its clients trust another authority than the cluster's"
+        "", "certificate for HTTPS, if HTTP clients trust another authority than the cluster's"
     )
     http_tls_key: str = setting("", "private key of that certificate")
     model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
-    served_model_name: str = setting("", "what clients call the model; default: its own name", max_length=128)
+    served_model_name: str = setting("", "clients' name for the model; default: its own name", max_length=128)
     more_models: Annotated[str, checked(parse_more_models)] = setting(
-        "", "further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
+        "", "further models: [NAME=]FOLDER, with commas; a request without a model name is for --model"
     )
     api_keys_file: str = setting(
         "",
-        'file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT", more in docs/use/http-api.md; '
-        "empty: everyone is welcome",
+        'file with API keys: JSON {"KEY": "TENANT"} or lines "KEY TENANT" (docs/use/http-api.md); empty: '
+        "no key is needed",
     )
 
     tenant_rpm: int = setting(
-        0, "requests per minute of a tenant whose API key says nothing; 0: no limit", ge=0, le=1 << 30
+        0, "requests per minute of a tenant whose API key sets no limit; 0: no limit", ge=0, le=1 << 30
     )
     tenant_tpm: int = setting(
-        0, "tokens per minute (prompt and generation) of such a tenant; 0: no limit", ge=0, le=1 << 40
+        0,
+        "tokens per minute (prompt and generated) of a tenant whose API key sets no limit; 0: no limit",
+        ge=0,
+        le=1 << 40,
     )
-    queue_limit: int = setting(1024, "requests that wait for their turn; more get 429", ge=0, le=1 << 20)
-    in_flight_limit: int = setting(4096, "requests placed at once; more wait in the queue", ge=1, le=1 << 20)
-    request_timeout_s: float = setting(600.0, "time for a whole request; then 504", gt=0, le=86_400)
+    queue_limit: int = setting(1024, "requests that may wait for their turn; more get 429", ge=0, le=1 << 20)
+    in_flight_limit: int = setting(4096, "requests that run at once; more wait in the queue", ge=1, le=1 << 20)
+    request_timeout_s: float = setting(600.0, "time limit of a whole request; then 504", gt=0, le=86_400)
     conductor_timeout_s: float = setting(
-        0.5, "wait for a placement before the load balancer chooses by itself", gt=0, le=60
+        0.5, "time to wait for the conductor's placement; then the load balancer chooses by itself", gt=0, le=60
     )
     routing: Annotated[str, AfterValidator(ROUTING_POLICIES.checked)] = setting(
         "skywalker", f"routing without a conductor: {ROUTING_POLICIES.choices}"
     )
     place_by: Literal["conductor", "routing"] = setting(
         "conductor",
-        "who chooses instances: the conductor, or always --routing; who is there, the conductor says in either case",
+        "who chooses instances: the conductor, or always --routing; the conductor lists them in either case",
     )
     pushing: Annotated[str, AfterValidator(_checked_pushing)] = setting(
         "auto",
         f"when to leave the queue: {PUSHING_RULES.choices}; auto: pending with regions or --upstream, else blind",
     )
     region: Annotated[str, checked(partial(check_geography, field="region"))] = setting(
-        "", "name of the region: needed where load balancers of others forward to this one, or it to them"
+        "", "name of this load balancer's region; needed to forward requests to or from other regions"
     )
     peers: Annotated[str, checked(parse_peers)] = setting(
         "",
-        "load balancers of other regions: REGION=HOST:PORT of their gRPC (with TLS: of their "
+        "load balancers of other regions: REGION=HOST:PORT of their gRPC server (with TLS: their "
         "--admin-listen), with commas",
     )
     controller: Address = setting(
-        "", "host:port of the regional controller, which says who the other load balancers are"
+        "", "host:port of the regional controller, which tells the other load balancers' addresses"
     )
     position: Annotated[str, checked(parse_position)] = setting(
-        "", "where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
+        "",
+        "where the region lies: LATITUDE,LONGITUDE in degrees; the nearest load balancer takes over for a failed one",
     )
-    http_url: str = setting("", "base URL at which clients reach this one, for the controller's list", max_length=512)
+    http_url: str = setting(
+        "", "base URL at which clients reach this load balancer, for the controller's list", max_length=512
+    )
     geography_file: str = setting(
         "", "JSON that says which region may send to which, and where tenants may be served (docs/use/regions.md)"
     )
     test_region_delays_ms: Annotated[str, checked(parse_delays)] = setting(
-        "", "for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
+        "", "for tests on one machine: REGION=MILLISECONDS, with commas; delay of messages to that region"
     )
     upstream: Annotated[str, checked(parse_upstreams)] = setting(
         "",
-        "in place of a conductor: OpenAI-compatible servers (vLLM, SGLang ...), http://HOST:PORT[/PREFIX] "
+        "instead of a conductor: OpenAI-compatible servers (vLLM, SGLang ...), http://HOST:PORT[/PREFIX] "
         "or https://, with commas",
     )
     upstream_api_key_file: str = setting(
-        "", "file with the API key that these servers want: a line KEY for all, or lines URL KEY"
+        "", "file with the servers' API keys: one line KEY for all servers, or lines URL KEY"
     )
     upstream_ca_file: str = setting(
-        "", "authority that signs certificates of https:// servers; empty: those that the system trusts"
+        "", "authority that signs the certificates of https:// servers; empty: the system's authorities"
     )
     upstream_capacity: int = setting(
-        0, "requests in a server's batch; 0: as it says, or else as is learned", ge=0, le=1 << 20
+        0, "requests that run at once in a server; 0: as the server reports, or else a learned number", ge=0, le=1 << 20
     )
     upstream_sharers: int = setting(
-        1,
-        "load balancers that put requests on the servers, as --processes has it: each takes its part of their room",
-        ge=1,
-        le=256,
+        1, "number of load balancers that share the servers' room; --processes sets it", ge=1, le=256
     )
-    upstream_connections: int = setting(4096, "connections to one server at most", ge=1, le=1 << 16)
-    upstream_connect_s: float = setting(2.0, "time for a connection to a server to be made", gt=0, le=60)
+    upstream_connections: int = setting(4096, "most connections to one server", ge=1, le=1 << 16)
+    upstream_connect_s: float = setting(2.0, "time limit for connecting to a server", gt=0, le=60)
     upstream_keep_alive_s: float = setting(
-        4.0, "idle time after which one is closed; shorter than the server's (uvicorn's: 5 s)", gt=0, le=3600
+        4.0,
+        "idle time after which a connection to a server is closed; below the server's own (uvicorn: 5 s)",
+        gt=0,
+        le=3600,
     )
     upstream_first_byte_s: float = setting(
-        120.0, "time for a server's stream to begin; then another server is tried", gt=0, le=86_400
+        120.0, "time limit for a server's stream to begin; then another server is tried", gt=0, le=86_400
     )
     upstream_stall_s: float = setting(
-        120.0, "time between two pieces of an answer; then it has broken off", gt=0, le=86_400
+        120.0, "time limit between two pieces of an answer; then it counts as broken off", gt=0, le=86_400
     )
-    upstream_health_s: float = setting(1.0, "time between two questions whether it is well", ge=0.05, le=60)
+    upstream_health_s: float = setting(1.0, "time between two health checks of a server", ge=0.05, le=60)
     upstream_health_timeout_s: float = setting(
-        2.0, "time in which a server must answer such a question; twice without: it is not well", gt=0, le=60
+        2.0,
+        "time limit for a server's answer to a health check; after two misses in a row it counts as unhealthy",
+        gt=0,
+        le=60,
     )
-    upstream_probe_s: float = setting(0.1, "time between two questions how busy a server is, at least", ge=0.01, le=10)
+    upstream_probe_s: float = setting(0.1, "shortest time between two probes of a server's load", ge=0.01, le=10)
 
     instances_grace_s: float = setting(
-        10.0, "time a conductor that has just started has to list the instances known before", gt=0, le=3600
+        10.0, "time that a conductor gets after its start to list the instances known before", gt=0, le=3600
     )
-    placement_wait_s: float = setting(10.0, "wait for an instance when there is none; then 503", gt=0, le=600)
+    placement_wait_s: float = setting(10.0, "time to wait for an instance when there is none; then 503", gt=0, le=600)
     attempts: int = setting(
-        3, "instances that a request may cost: that went away with it, or failed slowly; then 503", ge=1, le=10
+        3, "instances that a request may use up: they die during it, or fail it slowly; then 503", ge=1, le=10
     )
 
-    access_log: bool = setting(True, "one line at info for each request that has ended")
+    access_log: bool = setting(True, "log one line at info for each finished request")
     lame_duck_s: float = setting(
-        2.0, "time after SIGTERM in which /health/ready says 503 and requests are taken", ge=0, le=600
+        2.0, "time after SIGTERM in which /health/ready says 503 but requests are still taken", ge=0, le=600
     )
 
     trusted_proxies: Annotated[str, checked(TrustedProxies)] = setting(
-        "", "networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
+        "", "networks of proxies (10.0.0.0/8, ::1) whose word on the client's address is believed"
     )
     forwarded_field: Literal["x-forwarded-for", "forwarded"] = setting(
-        "x-forwarded-for", "the one header in which trusted proxies say it"
+        "x-forwarded-for", "the one header in which trusted proxies give the client's address"
     )
     proxy_protocol: bool = setting(
         False, "connections of trusted proxies begin with a PROXY protocol header (not together with TLS)"
     )
     connections_limit: int = setting(4096, "HTTP connections at once; more get 503", ge=1, le=1 << 16)
     connections_per_peer: int = setting(
-        2048, "of these from one address (IPv6: one /64), trusted proxies aside; then 503", ge=1, le=1 << 16
+        2048,
+        "HTTP connections from one address (IPv6: one /64), except trusted proxies; more get 503",
+        ge=1,
+        le=1 << 16,
     )
     requests_per_peer: int = setting(
-        2048, "requests at once for one address that a trusted proxy names; more get 429", ge=1, le=1 << 16
+        2048, "requests at once from one client address that a trusted proxy names; more get 429", ge=1, le=1 << 16
     )
 
     cors_origins: Annotated[str, checked(Cors)] = setting(
-        "", "web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
+        "", "origins of web pages that may send requests, such as https://a.example, with commas, or *; empty: none"
     )
 
     body_limit_bytes: int = setting(4 << 20, "largest HTTP body; more gets 413", ge=1024, le=64 << 20)
     bodies_limit_mib: int = setting(
         512,
-        "HTTP bodies of all requests, half of it of one tenant; more get 503. As much again for other "
-        "regions' requests",
+        "HTTP bodies of all requests together (half of it for one tenant); more get 503. The same again "
+        "for other regions' requests",
         ge=1,
         le=1 << 20,
     )
@@ -228,16 +240,16 @@ class LbSettings(JournalSettings):
     head_timeout_s: float = setting(10.0, "time for a request's head to arrive; then 408", gt=0, le=600)
     body_timeout_s: float = setting(30.0, "time for a request to arrive whole; then 408", gt=0, le=600)
     keep_alive_s: float = setting(75.0, "idle time after which a connection is closed", gt=0, le=3600)
-    write_stall_s: float = setting(30.0, "time after which a client that reads nothing is cut", gt=0, le=3600)
+    write_stall_s: float = setting(30.0, "time after which a client that reads nothing is cut off", gt=0, le=3600)
     unread_tokens: int = setting(
-        16_384, "tokens buffered for a client that reads slowly; more: it is cut", ge=1, le=1 << 20
+        16_384, "tokens buffered for a client that reads slowly; with more it is cut off", ge=1, le=1 << 20
     )
 
     chat_max_tokens: int = setting(
-        256, "tokens of a chat answer when the client names no limit (or what fits)", ge=1, le=1 << 20
+        256, "tokens of a chat answer when the client sets no limit (fewer if the context is full)", ge=1, le=1 << 20
     )
     chars_per_token_max: int = setting(
-        64, "text longer than this many characters per context token is refused unread", ge=1, le=4096
+        64, "characters per token of the context; longer text is refused without tokenizing it", ge=1, le=4096
     )
 
     def http_limits(self) -> HttpLimits:

@@ -33,28 +33,28 @@ class WorkerSettings(TransferSettings, JournalSettings, WorkerLimits):
         "steps": "batching_table service_order prefill_chunk_tokens step_tbt_s active_prefills",
     }
 
-    role: Literal["prefill", "decode", "mixed"] = setting("mixed", "what this instance does")
-    conductor: Address = setting("", "host:port of the conductor; empty: report to nobody")
-    redis_url: str = setting("", "Redis with the KV store's metadata; empty: no store")
+    role: Literal["prefill", "decode", "mixed"] = setting("mixed", "phases that this instance does")
+    conductor: Address = setting("", "host:port of the conductor to report to; empty: none")
+    redis_url: str = setting("", "Redis with the KV store's metadata; empty: no KV store")
 
     model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
-    served_model_name: str = setting("", "what clients call the model; default: its own name", max_length=128)
+    served_model_name: str = setting("", "clients' name for the model; default: its own name", max_length=128)
     engine: Literal["numpy", "instant", "paced"] = setting(
-        "numpy", "what computes tokens; paced: sleeps as --engine-profile computes; instant: no time"
+        "numpy", "what computes tokens; paced: sleeps for the times of --engine-profile; instant: takes no time"
     )
     engine_profile: Annotated[str, checked(load_profile, empty=False)] = setting(
-        "tiny", "what a paced engine imitates: a name of docs/design/worker.md, or a JSON file"
+        "tiny", "profile that a paced engine imitates: a name of docs/design/worker.md, or a JSON file"
     )
     attention_kernel: Literal["plain", "whole", "grouped"] = setting(
         "grouped",
-        "whose tokens read KV together in a step of the numpy engine: nobody's (plain), all, or those that "
-        "share a prefix (grouped)",
+        "tokens of a step that read KV together (numpy engine): none (plain), all (whole), those with a "
+        "shared prefix (grouped)",
     )
     pool_blocks: int = setting(
-        1280, "KV blocks of the pool; with blocks of 32 the built-in model's context", ge=2, le=1 << 20
+        1280, "KV blocks in the pool; 1280 blocks of 32 tokens hold the built-in model's context", ge=2, le=1 << 20
     )
     dram_blocks: int = setting(
-        0, "KV blocks of a second tier, which keeps what the pool has no room for; 0: none", ge=0, le=1 << 22
+        0, "KV blocks of a second tier, for blocks that the pool has no room for; 0: none", ge=0, le=1 << 22
     )
     block_tokens: int = setting(32, "tokens per KV block", ge=1, le=1024)
     eviction: Annotated[str, AfterValidator(checked_eviction)] = setting(
@@ -62,29 +62,31 @@ class WorkerSettings(TransferSettings, JournalSettings, WorkerLimits):
     )
 
     spare_queued: bool = setting(
-        True, "evict what requests and prompts that wait here want only when nothing else is left"
+        True, "evict blocks that waiting requests and prompts will use only when nothing else is left"
     )
     batching: Annotated[str, AfterValidator(BATCHING_POLICIES.checked)] = setting(
         BATCHING_DEFAULT, f"who enters the batch: {BATCHING_POLICIES.choices}"
     )
     batching_table: str = setting(
-        "", "a file that keeps what the batching policy learns; empty: it begins anew", max_length=4096
+        "", "file that keeps what the batching policy learns; empty: it starts anew each time", max_length=4096
     )
     service_order: Annotated[str, AfterValidator(SERVICE_ORDERS.checked)] = setting(
         SERVICE_ORDER_DEFAULT, f"whose prompt is computed next: {SERVICE_ORDERS.choices}"
     )
-    prefill_chunk_tokens: int = setting(256, "prompt tokens of one request in one step", ge=1, le=16384)
-    step_tokens: int = setting(512, "tokens in one step; decoded ones go first", ge=1, le=32768)
+    prefill_chunk_tokens: int = setting(256, "most prompt tokens of one request in one step", ge=1, le=16384)
+    step_tokens: int = setting(512, "most tokens in one step; decoded ones go first", ge=1, le=32768)
     step_tbt_s: float = setting(
         0.1,
-        "time that a step with running requests and chunks of prompts should take; 0: only the tokens bound it",
+        "target duration of a step that has both running requests and chunks of prompts; 0: only token limits apply",
         ge=0,
         le=60,
     )
-    active_prefills: int = setting(4, "prompts at once between leaving the queue and having been sent", ge=1, le=256)
+    active_prefills: int = setting(
+        4, "prompts at once that have left the queue and are not fully sent yet", ge=1, le=256
+    )
 
     step_timeout_s: float = setting(
-        20.0, "an engine step that takes longer hangs: requests go elsewhere", gt=0, le=3600
+        20.0, "time after which an engine step counts as hung; requests then go elsewhere", gt=0, le=3600
     )
 
     def exposed(self) -> list[str]:

@@ -38,7 +38,7 @@ class JournalSettings(ServiceSettings):
 
     further: ClassVar[dict[str, str]] = {"journal": "journal journal_mib"}
 
-    journal: str = setting("", "file for what is decided and from which inputs; empty: none is written")
+    journal: str = setting("", "file that records decisions and their inputs; empty: none is written")
     journal_mib: int = setting(256, "size at which the journal ends", ge=1, le=1 << 20)
 
     def open_journal(self, types: Iterable[type], header: Mapping[str, Any], clock: Clock) -> JournalFile | None:

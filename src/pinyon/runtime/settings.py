@@ -101,25 +101,23 @@ class ServiceSettings(BaseModel):
         "start and end": "instance_id ready_fd drain_s",
     }
 
-    instance_id: str = setting("", "unique name; made up when empty", max_length=64)
+    instance_id: str = setting("", "unique name of this process; made up when empty", max_length=64)
     listen: Address = setting("127.0.0.1:0", "host:port of the gRPC server; port 0 takes a free one")
-    advertise_host: str = setting("", "host that others reach this process at; default: the host of --listen")
+    advertise_host: str = setting("", "host at which others reach this process; default: the host of --listen")
     metrics_listen: Address = setting("127.0.0.1:0", "host:port of the Prometheus endpoint; empty turns it off")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least level that is logged")
-    log_format: Literal["text", "json"] = setting("text", "one line per record: for people, or JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "lowest level that is logged")
+    log_format: Literal["text", "json"] = setting("text", "one line per record: text for people, or JSON")
     otlp_endpoint: str = setting("", "OTLP/gRPC endpoint for traces (http://host:4317); empty turns tracing off")
-    ready_fd: WritableFd = setting(-1, "file descriptor to announce the bound endpoints on, as one JSON line")
-    drain_s: float = setting(10.0, "seconds that requests in flight get on shutdown", ge=0, le=3600)
+    ready_fd: WritableFd = setting(-1, "file descriptor on which to announce the bound endpoints, as one JSON line")
+    drain_s: float = setting(10.0, "time that requests in flight get to finish on shutdown", ge=0, le=3600)
 
     tls_dir: str = setting("", "folder made by `pinyon certs`: certificate, key, authority and secret")
     tls_cert: str = setting("", "this process's certificate (PEM), which names its role and instance id")
     tls_key: str = setting("", "private key of the certificate")
-    tls_ca: str = setting("", "authority that peers' certificates must be signed by")
-    cluster_secret_file: str = setting(
-        "", "file with the secret that block keys start from and transfer engines prove to each other"
-    )
+    tls_ca: str = setting("", "authority that must have signed peers' certificates")
+    cluster_secret_file: str = setting("", "file with the cluster secret, for block keys and between transfer engines")
     allow_insecure: bool = setting(
-        False, "listen beyond loopback without TLS (the load balancer: or without API keys) all the same"
+        False, "allow listening beyond loopback without TLS (for a load balancer: or without API keys)"
     )
 
     @classmethod

@@ -39,21 +39,22 @@ class TransferSettings(ServiceSettings):
 
     transfer_listen: Address = setting("127.0.0.1:0", "host:port of the transfer engine; port 0 takes a free one")
     transfer_transports: str = setting(
-        "auto", "auto, or those to use to reach peers, best first: shm,rdma,tcp", max_length=64
+        "auto", "transports to reach peers by, best first, as in shm,rdma,tcp; or auto", max_length=64
     )
     transfer_nics: str = setting(
-        "", "more NICs to use: auto (all), or names: eth1,mlx5_0; empty: --transfer-listen only", max_length=2048
+        "",
+        "further NICs to use: names such as eth1,mlx5_0, or auto (all); empty: only --transfer-listen",
+        max_length=2048,
     )
-    transfer_topology: str = setting(
-        "", "which NICs are near to which memory: JSON or a file with it; empty: discovered"
-    )
+    transfer_topology: str = setting("", "which NIC is near which memory: JSON, or a file with it; empty: discovered")
     transfer_allow_shm: bool = setting(
-        False, "with TLS, use shared memory on one host too: whoever may copy can read all of a process"
+        False, "with TLS, also use shared memory on one host: a process that may copy from another can read all of it"
     )
-    transfer_checksum: Literal["on", "off"] = setting("on", "checksums of tcp payloads")
+    transfer_checksum: Literal["on", "off"] = setting("on", "whether tcp payloads have checksums")
     transfer_spin_us: int = setting(
         100,
-        "time for which threads of links poll before they sleep, unless a link is idle or cores are short; 0 saves CPU",
+        "time for which link threads poll before they sleep, except when a link is idle or cores are "
+        "short; 0 saves CPU",
         ge=0,
         le=10_000,
     )
