@@ -47,16 +47,12 @@ class ConductorSettings(ServiceSettings):
         "further models: ;MODEL=PROFILE",
     )
     tbt_slo_ms: int = setting(0, "limit of the time between tokens, for requests that name none; 0: off", ge=0)
-    lease_ms: int = setting(
-        3_000, "time after its last report after which an instance is forgotten", ge=100, le=600_000
-    )
+    lease_ms: int = setting(3_000, "time without a report after which an instance is forgotten", ge=100, le=600_000)
     settle_ms: int = setting(
         3_000, "time after a start in which the list of instances counts as incomplete", ge=0, le=600_000
     )
     instances_max: int = setting(512, "most instances, store nodes included", ge=1, le=4096)
-    index_keys_max: int = setting(
-        10_000_000, "most blocks in the index at once: 22 to 35 bytes each", ge=1, le=1_000_000_000
-    )
+    index_keys_max: int = setting(10_000_000, "most blocks in the index: 22 to 35 bytes each", ge=1, le=1_000_000_000)
     index_stride_tokens: int = setting(
         64,
         "distance in tokens between the blocks of a prompt that the index holds; 1: it holds all blocks",

@@ -236,10 +236,9 @@ def named_class(name: str) -> type[Any]:
     try:
         content = vars(importlib.import_module(module))
     except Exception as error:  # importing a module may raise any error
-        where = (
-            f" (PYTHONPATH is {os.environ.get('PYTHONPATH', '')!r})" if isinstance(error, ModuleNotFoundError) else ""
-        )
-        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error
+        absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        hint = "; is its folder on PYTHONPATH, as an absolute path?" if absent else ""
+        raise ValueError(f"{module} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     found = content.get(wanted)
     if not isinstance(found, type):
         classes = [each for each, value in content.items() if isinstance(value, type)]

@@ -88,7 +88,10 @@ def broken_by(error: Exception, reply: Reply, limit_s: float, log_id: str) -> Pi
     if isinstance(error, TimeoutError):
         error = late(limit_s)
     if not reply.begun:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame: a cycle, which would keep the request's body
     if isinstance(error, PinyonError):
         return error
     _log.error("uncaught error in an answer", exc_info=error, extra={"request_id": log_id})

@@ -48,7 +48,7 @@ def child_environment(root: Path, parent_pid: int) -> dict[str, str]:
         **os.environ,
         "PINYON_PARENT_PID": str(parent_pid),
         "PYTHONSAFEPATH": "1",  # no modules from the working folder, which is anybody's
-        "PYTHONPATH": os.pathsep.join((str(source), str(root), os.environ.get("PYTHONPATH", ""))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(source), str(root), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -144,6 +144,7 @@ def test_a_policy_of_ones_own_is_chosen_by_its_module_and_class(module: str) -> 
         ("os:abort", "os may not be imported here"),
         ("plan:Played", "(did you mean 'plain'?): plan may not be imported here"),
         ("own_toys.none:Played", "own_toys.none cannot be imported: ModuleNotFoundError"),
+        ("own_toys.none:Played", "No module named 'own_toys'; is its folder on PYTHONPATH, as an absolute path?"),
         ("own_toys.here:Playd", "own_toys.here has no class 'Playd' (did you mean 'Played'?)"),
         ("own_toys.here:OWN", "own_toys.here has no class 'OWN'"),
         ("own_toys.here:Fraction", "Fraction is a class of fractions, which PINYON_POLICY_MODULES does not name"),

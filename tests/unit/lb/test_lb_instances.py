@@ -6,6 +6,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.errors import Unavailable
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.instances import FIRST_PAUSE_S, MAX_PAUSE_S, ConductorCluster
@@ -13,6 +14,7 @@ from pinyon.frontdoor.served_models import ServedModels
 from pinyon.routing.layer import Layer
 from pinyon.routing.policies import ROUTING_POLICIES
 from pinyon.routing.pushing import Blind
+from pinyon.routing.target import Report
 from pinyon.runtime.channel import PLAIN_CHANNELS
 
 MODEL = "m"
@@ -192,12 +194,33 @@ def test_who_is_to_be_asked_whether_it_is_there():
     assert (unvouched(False), sorted(unvouched(True))) == (["a"], ["a", "b"])
 
 
+def clusters_of(pushing: str, region: str) -> tuple[ServedModels, Clusters]:
+    models = ServedModels(region, lambda: 0.0, pushing=pushing, own=(MODEL,))
+    clusters = Clusters(models, 1, PLAIN_CHANNELS, "", lambda *_: ConductorCluster(models.layer), lambda: 0.0)
+    clusters.home.update(listed(a="1", b="1"), 0.0, first=True)
+    return models, clusters
+
+
+def live_of(models: ServedModels) -> dict[str, bool]:
+    return {target.name: target.live for target in models.of(MODEL).layers.local}
+
+
 @pytest.mark.parametrize(
     ("pushing", "region", "stays"), [("blind", "", True), ("blind", "eu", False), ("pending", "", False)]
 )
 def test_who_nobody_watches_stays_a_choice_when_it_is_lost(pushing, region, stays):
-    models = ServedModels(region, lambda: 0.0, pushing=pushing, own=(MODEL,))
-    clusters = Clusters(models, 1, PLAIN_CHANNELS, "", lambda *_: ConductorCluster(models.layer), lambda: 0.0)
-    clusters.home.update(listed(a="1", b="1"), 0.0, first=True)
+    models, clusters = clusters_of(pushing, region)
+    clusters.load("a:1", worker_pb2.Load(pending=30, running=64), 0)
     clusters.lost("a:1")
-    assert {target.name: target.live for target in models.of(MODEL).layers.local} == {"a": stays, "b": True}
+    assert live_of(models) == {"a": stays, "b": True}
+    pending = {target.name: target.report.pending for target in models.of(MODEL).layers.local}
+    unknown = Report().pending
+    assert pending == {"a": unknown if stays else 30, "b": unknown}, "nobody might ever report that its load has ended"
+
+
+def test_all_are_choices_again_when_watching_ends():
+    models, clusters = clusters_of("pending", "")
+    clusters.lost("a:1")
+    models.use(pushing="blind")
+    clusters.update_sessions()
+    assert live_of(models) == {"a": True, "b": True}

@@ -90,6 +90,8 @@ class Clusters(Adopted[ConductorCluster]):
         known: dict[str, str] = {}
         for each in self:
             known.update(each.known(self.models.by_name.keys()))
+            if not self._watches:
+                each.answer_all()
         self.workers.keep(known, watch=self._watches, renewed=renewed, restarted=restarted)
         self.models.tell()
 
@@ -108,5 +110,5 @@ class Clusters(Adopted[ConductorCluster]):
         """Records that the session of an instance has ended. One that is not watched stays a choice: only a request
         would open the next session to it."""
         for cluster in self:
-            cluster.lost(address, live=not self._watches)
+            cluster.lost(address, self._clock(), live=not self._watches)
         self.models.tell()

@@ -199,12 +199,21 @@ class ConductorCluster:
             layer.set_live(name, True)
             layer.report(name, report, now_s, unseen)
 
-    def lost(self, address: str, *, live: bool) -> None:
-        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost."""
+    def lost(self, address: str, now_s: float, *, live: bool) -> None:
+        """Records that an instance's session has ended: it reports nothing, and the requests sent there are lost. One
+        that stays ``live`` is a choice without load, as its last report may never be followed by another."""
         layer, name = self._place_of(address)
         if layer is not None:
             layer.set_live(name, live)
             layer.begin_session(name)
+            if live:
+                layer.report(name, Report(), now_s)
+
+    def answer_all(self) -> None:
+        """Makes every instance a choice again, where no session tells whether one answers."""
+        for layer, name in map(self._place_of, self._at):
+            if layer is not None:
+                layer.set_live(name, True)
 
     def _place_of(self, address: str) -> tuple[Layer | None, str]:
         model, name = self._at.get(address, ("", ""))

@@ -305,7 +305,7 @@ class Dispatcher:
         try:
             await self._loop.run(request, ticket)
         finally:
-            request.take = None
+            request.take = request.listener = None
             self._recorder.ended(request)
         if request.whole and (doing := take(request.held())) is not None:
             await doing
