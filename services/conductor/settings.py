@@ -43,11 +43,11 @@ class ConductorSettings(ServiceSettings):
     )
     profile: Annotated[str, checked(parse_priors)] = setting(
         "",
-        "what costs are taken to be before they are measured: a name of docs/design/worker.md or a JSON "
+        "costs assumed before they are measured: a profile's name (docs/design/worker.md) or a JSON "
         "file; further ones: ;MODEL=PROFILE",
     )
     tbt_slo_ms: int = setting(0, "time between tokens for requests that name none; 0 is off", ge=0)
-    lease_ms: int = setting(3_000, "an instance is forgotten this long after a report", ge=100, le=600_000)
+    lease_ms: int = setting(3_000, "an instance is forgotten this long after its last report", ge=100, le=600_000)
     settle_ms: int = setting(
         3_000, "after a start, the list of instances may be incomplete for this long", ge=0, le=600_000
     )
@@ -57,20 +57,20 @@ class ConductorSettings(ServiceSettings):
     )
     index_stride_tokens: int = setting(
         64,
-        "the index is told of a block every so many tokens of a prompt, and of none behind the last; 1: of all blocks",
+        "the index is told of one block per so many tokens of a prompt, and of none after the last; 1: all blocks",
         ge=1,
         le=4096,
     )
     inflight_max: int = setting(100_000, "placements in flight", ge=1)
     inflight_unclaimed_s: float = setting(
-        10.0, "seconds after which a placement counts no longer if its decode instance never had it", gt=0
+        10.0, "seconds after which a placement no longer counts if its decode instance never got the request", gt=0
     )
     inflight_prefill_s: float = setting(
-        600.0, "seconds after which a placement's prefill counts no longer if nobody reported its end", gt=0
+        600.0, "seconds after which a placement's prefill no longer counts if nobody reported its end", gt=0
     )
-    inflight_decode_s: float = setting(600.0, "the same for its decode", gt=0)
+    inflight_decode_s: float = setting(600.0, "the same for a placement's decode", gt=0)
     explain_max: int = setting(
-        4096, "placements and refusals that `pinyon explain` knows; 0 is off", ge=0, le=1_000_000
+        4096, "placements and refusals that `pinyon explain` remembers; 0 is off", ge=0, le=1_000_000
     )
-    explain_mib: int = setting(64, "memory for these, in MiB, about", ge=1, le=65_536)
+    explain_mib: int = setting(64, "approximate memory for `pinyon explain`, in MiB", ge=1, le=65_536)
     lb_sessions_max: int = setting(256, "load balancers connected at once", ge=1, le=4096)
