@@ -11,7 +11,7 @@ from pinyon.runtime.settings import Address, ServiceSettings, checked, service_c
 
 
 class ControllerSettings(ServiceSettings):
-    """The regional controller: knows the load balancers of all regions, and who stands in for one that failed."""
+    """The regional controller: it knows the load balancers of all regions, and which one stands in for a failed one."""
 
     model_config = service_config("controller")
     everyday: ClassVar[dict[str, str]] = {
@@ -26,9 +26,9 @@ class ControllerSettings(ServiceSettings):
     http_listen: Address = setting(
         "127.0.0.1:0", "host:port of /v1/regions, the list of load balancers for clients; empty turns it off"
     )
-    state_file: str = setting("", "file that keeps what it knows for a restart; empty: load balancers tell it then")
+    state_file: str = setting("", "file that keeps its knowledge for a restart; empty: load balancers tell it then")
     geography: str = setting(
-        "", "file with the policy of regions (JSON, docs/design/controller.md): who may stand in for whom"
+        "", "file with the policy of regions (JSON, docs/design/controller.md): which region may stand in for which"
     )
     distances: str = setting(
         "", 'file with round trips between regions that nobody measures: JSON {"REGION": {"REGION": MS}}'
@@ -36,26 +36,26 @@ class ControllerSettings(ServiceSettings):
     lbs_max: int = setting(MEMBERS_MAX, "load balancers known at once", ge=1, le=MEMBERS_MAX)
     silence_s: float = setting(2.0, "time without a report after which a load balancer is suspected", ge=1.5, le=600)
     probe_timeout_s: float = setting(1.0, "time that a probe's answer may take", gt=0, le=60)
-    probes: int = setting(2, "probes in a row that a suspected one may leave unanswered", ge=1, le=100)
+    probes: int = setting(2, "probes in a row that a suspected load balancer may leave unanswered", ge=1, le=100)
     grace_s: float = setting(
-        10.0, "time after a start in which nobody has failed who is only known from before", ge=0, le=3600
+        10.0, "time after a start before a load balancer known only from before may count as failed", ge=0, le=3600
     )
     settle_s: float = setting(
         5.0,
-        "time that a load balancer serves again before it gets its clusters back; doubles with each failure in a row",
+        "time for which a load balancer must serve again to get its clusters back; doubles with each failure in a row",
         ge=0,
         le=3600,
     )
     lease_s: float = setting(
-        5.0, "time that an adopter which does not hear the controller goes on in any case", ge=1, le=3600
+        5.0, "time for which an adopter that does not hear the controller goes on in any case", ge=1, le=3600
     )
     restart_hook: Annotated[str, checked(shlex.split)] = setting(
         "",
-        "command, without a shell, that starts a failed load balancer again; PINYON_FAILED_* say which "
+        "command, without a shell, that restarts a failed load balancer; PINYON_FAILED_* say which "
         "(docs/design/controller.md)",
     )
-    restart_timeout_s: float = setting(60.0, "time after which that command is killed", gt=0, le=3600)
-    restart_attempts: int = setting(10, "times that it is run for one failure, at most", ge=1, le=1000)
+    restart_timeout_s: float = setting(60.0, "time after which the restart command is killed", gt=0, le=3600)
+    restart_attempts: int = setting(10, "most runs of the restart command for one failure", ge=1, le=1000)
 
     def timing(self) -> Timing:
         return Timing(
