@@ -32,10 +32,10 @@ class KvStoreSettings(TransferSettings):
     eviction: Annotated[str, AfterValidator(checked_eviction)] = setting(
         "lru", f"which objects go when room is needed: {EVICTION_POLICIES.choices}"
     )
-    put_timeout_s: float = setting(10.0, "seconds a put may take if it does not say so", gt=0, le=3600)
+    put_timeout_s: float = setting(10.0, "seconds a put may take if it names no time", gt=0, le=3600)
     put_timeout_max_s: float = setting(60.0, "seconds a put may take at most", gt=0, le=3600)
-    open_puts_max: int = setting(1024, "puts begun and not ended", ge=1, le=2048)
-    lease_s: float = setting(5.0, "seconds a reader may read if it does not say so", gt=0, le=3600)
+    open_puts_max: int = setting(1024, "puts that have begun and not ended", ge=1, le=2048)
+    lease_s: float = setting(5.0, "seconds a reader may read if it names no time", gt=0, le=3600)
     lease_max_s: float = setting(60.0, "seconds a reader may read at most", gt=0, le=3600)
     leases_max: int = setting(16384, "leases of readers at once", ge=1, le=1 << 20)
     node_lease_s: float = setting(
