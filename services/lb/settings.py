@@ -23,17 +23,17 @@ from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, WritableFd, checked, service_config, setting
 
 _OF_OWN = {
-    "conductor": "servers are placed on without one",
+    "conductor": "requests go to servers without a conductor",
     "conductor_timeout_s": "there is no conductor",
     "instances_grace_s": "there is no conductor",
-    "model": "servers bring their models, and say which",
+    "model": "servers bring their models, and say which they are",
     "served_model_name": "models have the names that servers give them",
-    "more_models": "servers bring their models, and say which",
+    "more_models": "servers bring their models, and say which they are",
     "place_by": "there is no conductor",
     "chars_per_token_max": "nothing is tokenized here",
     "unread_tokens": "a server is read no faster than its client reads",
 }
-"""Settings for instances of pinyon, and why they mean nothing in front of other servers."""
+"""Settings for instances of pinyon, and the reasons why they mean nothing in front of other servers."""
 
 
 def _checked_pushing(choice: str) -> str:
@@ -76,22 +76,20 @@ class LbSettings(JournalSettings):
         le=256,
     )
     http_reuse_port: bool = setting(
-        False, "others may listen at --http-listen too (SO_REUSEPORT), as --processes has it"
+        False, "lets others listen at --http-listen too (SO_REUSEPORT); --processes sets it"
     )
     heartbeat_fd: WritableFd = setting(
-        -1, "file descriptor to say on twice a second that the event loop runs, as --processes has it"
+        -1, "file descriptor that is written to twice a second while the event loop runs; --processes sets it"
     )
     admin_listen: Address = setting(
-        "127.0.0.1:0", "host:port of the gRPC server for who has a certificate; with TLS only"
+        "127.0.0.1:0", "host:port of the gRPC server for callers with a certificate; with TLS only"
     )
-    http_tls_cert: str = setting(
-        "", "certificate of HTTPS, where its clients trust another authority than the cluster's"
-    )
+    http_tls_cert: str = setting("", "certificate for HTTPS, if its clients trust another authority than the cluster's")
     http_tls_key: str = setting("", "private key of that certificate")
     model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
-    served_model_name: str = setting("", "what clients call the model; default: its own name", max_length=128)
+    served_model_name: str = setting("", "the name that clients use for the model; default: its own", max_length=128)
     more_models: Annotated[str, checked(parse_more_models)] = setting(
-        "", "further models: [NAME=]FOLDER, with commas; a request that names none is for --model"
+        "", "further models: [NAME=]FOLDER, with commas; a request that names no model is for --model"
     )
     api_keys_file: str = setting(
         "",
@@ -100,7 +98,7 @@ class LbSettings(JournalSettings):
     )
 
     tenant_rpm: int = setting(
-        0, "requests per minute of a tenant whose API key says nothing; 0: no limit", ge=0, le=1 << 30
+        0, "requests per minute of a tenant whose API key names no limit; 0: no limit", ge=0, le=1 << 30
     )
     tenant_tpm: int = setting(
         0, "tokens per minute (prompt and generation) of such a tenant; 0: no limit", ge=0, le=1 << 40
@@ -116,14 +114,14 @@ class LbSettings(JournalSettings):
     )
     place_by: Literal["conductor", "routing"] = setting(
         "conductor",
-        "who chooses instances: the conductor, or always --routing; who is there, the conductor says in either case",
+        "who chooses instances: the conductor, or always --routing; in both cases the conductor lists the instances",
     )
     pushing: Annotated[str, AfterValidator(_checked_pushing)] = setting(
         "auto",
         f"when to leave the queue: {PUSHING_RULES.choices}; auto: pending with regions or --upstream, else blind",
     )
     region: Annotated[str, checked(partial(check_geography, field="region"))] = setting(
-        "", "name of the region: needed where load balancers of others forward to this one, or it to them"
+        "", "name of the region: needed if load balancers of other regions forward to this one, or this one to them"
     )
     peers: Annotated[str, checked(parse_peers)] = setting(
         "",
@@ -134,14 +132,14 @@ class LbSettings(JournalSettings):
         "", "host:port of the regional controller, which says who the other load balancers are"
     )
     position: Annotated[str, checked(parse_position)] = setting(
-        "", "where the region lies: LATITUDE,LONGITUDE in degrees; for who takes over whom"
+        "", "position of the region: LATITUDE,LONGITUDE in degrees; for the choice of who takes over whom"
     )
-    http_url: str = setting("", "base URL at which clients reach this one, for the controller's list", max_length=512)
+    http_url: str = setting("", "base URL at which clients reach it, for the controller's list", max_length=512)
     geography_file: str = setting(
         "", "JSON that says which region may send to which, and where tenants may be served (docs/use/regions.md)"
     )
     test_region_delays_ms: Annotated[str, checked(parse_delays)] = setting(
-        "", "for tests on one machine: REGION=MILLISECONDS, with commas; what goes there takes so long"
+        "", "for tests on one machine: REGION=MILLISECONDS, with commas; messages to that region take so long"
     )
     upstream: Annotated[str, checked(parse_upstreams)] = setting(
         "",
@@ -155,70 +153,66 @@ class LbSettings(JournalSettings):
         "", "authority that signs certificates of https:// servers; empty: those that the system trusts"
     )
     upstream_capacity: int = setting(
-        0, "requests in a server's batch; 0: as it says, or else as is learned", ge=0, le=1 << 20
+        0, "requests in a server's batch; 0: as the server says, or else as learned", ge=0, le=1 << 20
     )
     upstream_sharers: int = setting(
-        1,
-        "load balancers that put requests on the servers, as --processes has it: each takes its part of their room",
-        ge=1,
-        le=256,
+        1, "load balancers that share the servers; each takes its part of their room; --processes sets it", ge=1, le=256
     )
-    upstream_connections: int = setting(4096, "connections to one server at most", ge=1, le=1 << 16)
-    upstream_connect_s: float = setting(2.0, "time for a connection to a server to be made", gt=0, le=60)
+    upstream_connections: int = setting(4096, "most connections to one server", ge=1, le=1 << 16)
+    upstream_connect_s: float = setting(2.0, "time to make a connection to a server", gt=0, le=60)
     upstream_keep_alive_s: float = setting(
-        4.0, "idle time after which one is closed; shorter than the server's (uvicorn's: 5 s)", gt=0, le=3600
+        4.0, "idle time after which a connection is closed; shorter than the server's (uvicorn's: 5 s)", gt=0, le=3600
     )
     upstream_first_byte_s: float = setting(
         120.0, "time for a server's stream to begin; then another server is tried", gt=0, le=86_400
     )
     upstream_stall_s: float = setting(
-        120.0, "time between two pieces of an answer; then it has broken off", gt=0, le=86_400
+        120.0, "longest time between two pieces of an answer before it counts as broken off", gt=0, le=86_400
     )
-    upstream_health_s: float = setting(1.0, "time between two questions whether it is well", ge=0.05, le=60)
+    upstream_health_s: float = setting(1.0, "time between two health checks of a server", ge=0.05, le=60)
     upstream_health_timeout_s: float = setting(
-        2.0, "time in which a server must answer such a question; twice without: it is not well", gt=0, le=60
+        2.0, "time in which a server must answer a health check; after two misses, it is not well", gt=0, le=60
     )
-    upstream_probe_s: float = setting(0.1, "time between two questions how busy a server is, at least", ge=0.01, le=10)
+    upstream_probe_s: float = setting(0.1, "least time between two questions for a server's load", ge=0.01, le=10)
 
     instances_grace_s: float = setting(
-        10.0, "time a conductor that has just started has to list the instances known before", gt=0, le=3600
+        10.0, "time in which a conductor that has just started must list the instances known before", gt=0, le=3600
     )
     placement_wait_s: float = setting(10.0, "wait for an instance when there is none; then 503", gt=0, le=600)
     attempts: int = setting(
-        3, "instances that a request may cost: that went away with it, or failed slowly; then 503", ge=1, le=10
+        3, "instances that may go away with a request, or fail it slowly, before it gets 503", ge=1, le=10
     )
 
     access_log: bool = setting(True, "one line at info for each request that has ended")
     lame_duck_s: float = setting(
-        2.0, "time after SIGTERM in which /health/ready says 503 and requests are taken", ge=0, le=600
+        2.0, "time after SIGTERM in which /health/ready says 503 while requests are still taken", ge=0, le=600
     )
 
     trusted_proxies: Annotated[str, checked(TrustedProxies)] = setting(
-        "", "networks (10.0.0.0/8, ::1) of proxies that are believed when they say for whom they ask"
+        "", "networks (10.0.0.0/8, ::1) of proxies that are believed when they name the client"
     )
     forwarded_field: Literal["x-forwarded-for", "forwarded"] = setting(
-        "x-forwarded-for", "the one header in which trusted proxies say it"
+        "x-forwarded-for", "the one header in which trusted proxies name the client"
     )
     proxy_protocol: bool = setting(
         False, "connections of trusted proxies begin with a PROXY protocol header (not together with TLS)"
     )
     connections_limit: int = setting(4096, "HTTP connections at once; more get 503", ge=1, le=1 << 16)
     connections_per_peer: int = setting(
-        2048, "of these from one address (IPv6: one /64), trusted proxies aside; then 503", ge=1, le=1 << 16
+        2048, "HTTP connections from one address (IPv6: one /64), trusted proxies aside; more get 503", ge=1, le=1 << 16
     )
     requests_per_peer: int = setting(
         2048, "requests at once for one address that a trusted proxy names; more get 429", ge=1, le=1 << 16
     )
 
     cors_origins: Annotated[str, checked(Cors)] = setting(
-        "", "web pages that may ask: origins such as https://a.example, with commas, or *; empty: none"
+        "", "origins of web pages that may send requests, such as https://a.example, with commas, or *; empty: none"
     )
 
     body_limit_bytes: int = setting(4 << 20, "largest HTTP body; more gets 413", ge=1024, le=64 << 20)
     bodies_limit_mib: int = setting(
         512,
-        "HTTP bodies of all requests, half of it of one tenant; more get 503. As much again for other "
-        "regions' requests",
+        "total size of HTTP bodies, half of it for one tenant; more get 503. As much again for other regions' requests",
         ge=1,
         le=1 << 20,
     )
@@ -230,11 +224,11 @@ class LbSettings(JournalSettings):
     keep_alive_s: float = setting(75.0, "idle time after which a connection is closed", gt=0, le=3600)
     write_stall_s: float = setting(30.0, "time after which a client that reads nothing is cut", gt=0, le=3600)
     unread_tokens: int = setting(
-        16_384, "tokens buffered for a client that reads slowly; more: it is cut", ge=1, le=1 << 20
+        16_384, "tokens buffered for a client that reads slowly; beyond them it is cut off", ge=1, le=1 << 20
     )
 
     chat_max_tokens: int = setting(
-        256, "tokens of a chat answer when the client names no limit (or what fits)", ge=1, le=1 << 20
+        256, "tokens of a chat answer if the client names no limit (fewer if fewer fit)", ge=1, le=1 << 20
     )
     chars_per_token_max: int = setting(
         64, "text longer than this many characters per context token is refused unread", ge=1, le=4096

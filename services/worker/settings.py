@@ -38,7 +38,7 @@ class WorkerSettings(TransferSettings, JournalSettings, WorkerLimits):
     redis_url: str = setting("", "Redis with the KV store's metadata; empty: no store")
 
     model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
-    served_model_name: str = setting("", "what clients call the model; default: its own name", max_length=128)
+    served_model_name: str = setting("", "the name that clients use for the model; default: its own", max_length=128)
     engine: Literal["numpy", "instant", "paced"] = setting(
         "numpy", "what computes tokens; paced: sleeps as --engine-profile computes; instant: no time"
     )

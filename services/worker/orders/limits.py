@@ -17,25 +17,25 @@ class WorkerLimits(ServiceSettings):
         "store_timeout_s",
     }
 
-    max_batch: int = setting(32, "requests decoded in one step at most", ge=1, le=4096)
+    max_batch: int = setting(32, "most requests decoded in one step", ge=1, le=4096)
     max_requests: int = setting(4096, "requests owned at once, waiting ones included", ge=1, le=65536)
     max_prefills: int = setting(4096, "prompts accepted and not finished", ge=1, le=65536)
-    request_timeout_s: float = setting(600.0, "a request's time when it does not bring one", gt=0, le=86400)
+    request_timeout_s: float = setting(600.0, "time for a request that names no time limit", gt=0, le=86400)
     room_timeout_s: float = setting(20.0, "wait for KV blocks before a prompt is refused", gt=0, le=3600)
     fetch_timeout_s: float = setting(
-        2.0, "wait for reused KV before it is computed instead, and 1 s more for each GiB", gt=0, le=600
+        2.0, "wait for reused KV, plus 1 s per GiB, before it is computed instead", gt=0, le=600
     )
     push_timeout_s: float = setting(5.0, "time for one write of KV to the decode instance", gt=0, le=600)
-    settle_s: float = setting(10.0, "wait for a cancelled prefill, then its writes are cut off", gt=0, le=600)
-    lease_s: float = setting(5.0, "a reader's lease when it does not ask for a time", gt=0, le=600)
+    settle_s: float = setting(10.0, "wait for a cancelled prefill before its writes are cut off", gt=0, le=600)
+    lease_s: float = setting(5.0, "a reader's lease if it asks for no time", gt=0, le=600)
     max_lease_s: float = setting(30.0, "longest lease a reader gets", gt=0, le=3600)
 
-    load_interval_s: float = setting(0.1, "load balancers that ask are told of the load no more often", ge=0.01, le=60)
+    load_interval_s: float = setting(0.1, "least time between two load reports to a load balancer", ge=0.01, le=60)
     outbox_tokens: int = setting(65536, "unsent tokens after which a slow reader is cut off", ge=1)
-    write_timeout_s: float = setting(10.0, "one message's time before a slow reader is cut off", gt=0, le=600)
+    write_timeout_s: float = setting(10.0, "time to send one message before a slow reader is cut off", gt=0, le=600)
 
     store_queue_blocks: int = setting(
         512, "blocks waiting for the KV store, at most 1/4 of the pool; 0: never store", ge=0, le=65536
     )
-    store_queue_s: float = setting(5.0, "how long a block may wait for the KV store", gt=0, le=600)
+    store_queue_s: float = setting(5.0, "longest wait of a block for the KV store", gt=0, le=600)
     store_timeout_s: float = setting(2.0, "time for one put into the KV store", gt=0, le=600)
