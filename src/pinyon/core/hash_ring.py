@@ -11,7 +11,7 @@ from mypy_extensions import i64
 from numpy.typing import NDArray
 
 ABSENT_MAX = 16
-"""The number of absent members that a ring keeps, besides as many as are present."""
+"""The number of absent members that a ring keeps, in addition to as many as are in the pool."""
 STEP = np.uint64(0x9E3779B97F4A7C15)
 MIX_1, MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Constants of SplitMix64 (Steele, Lea, Flood 2014)."""

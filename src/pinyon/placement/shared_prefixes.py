@@ -1,9 +1,9 @@
 """The instances that decode requests of each prefix: there, one more such request adds little for a batch to read.
 
-Instances report their largest groups of requests; unfinished placements are added. How much later requests will share
-with a placement is not known yet. So it counts at several depths, each four times the one before. Until the instance
-reports it, a look-up finds at least a quarter of what is shared, in whole levels. Instances that read shared KV once
-for each request are left out."""
+Instances report their largest groups of requests; unfinished placements are added. How much later requests will
+share with a placement is not known yet, so a placement counts at several depths, each four times the one before.
+Until the instance reports the prefix, a look-up finds at least a quarter of the shared part, in whole levels.
+Instances that read shared KV once for each request are left out."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class Material:
 def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Material:
     """Reads the three files and checks that they belong together, at the Unix time ``now_s``.
 
-    Raises :class:`InvalidArgument` if a file cannot be read or used (``field`` names the setting). So does a key of
-    another certificate, or a certificate that has expired, is of another authority, or names no role and instance."""
+    Raises :class:`InvalidArgument` for a file that cannot be read or used (``field`` names the setting), or another
+    certificate's key. It refuses a certificate that expired, has another authority, or names no role and instance."""
     raw = (
         read_file(certificate, FILE_BYTES_MAX, "tls_cert"),
         read_file(key, FILE_BYTES_MAX, "tls_key"),
