@@ -140,7 +140,7 @@ def up(arguments: argparse.Namespace) -> int:
         stop.set()
         if starting:
             starting = False
-            raise KeyboardInterrupt  # the start does not look at the event
+            raise KeyboardInterrupt  # while starting, nothing looks at the event
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)

@@ -2,8 +2,8 @@
 
 Each child announces its endpoints on a pipe (so all ports may be 0) and gets SIGTERM from the kernel when this process
 dies. Each lives in a session of its own, so Ctrl-C reaches only this process, which then stops the children in order.
-The kernel ties the SIGTERM to the *thread* that started the child: call :meth:`LocalCluster.start` from a thread that
-lives on."""
+The kernel sends that SIGTERM when the *thread* that started the child ends: call :meth:`LocalCluster.start` from a
+thread that lives on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHOSEN = {
     ),
     "lb": ("api_keys_file", "routing", "more_models"),
 }
-"""The fields of a spec that are options of each kind of service; empty ones are left out."""
+"""The fields of a spec that are options of services, by kind of service; empty ones are left out."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ POLICIES: dict[str, Registry[Any]] = {
 def option(
     default: T, text: str, *, up: T | None = None, choices: Sequence[str] | None = None, metavar: str | None = None
 ) -> T:
-    """Returns a field for which ``./dev up`` has an option; ``up`` is the option's default if it is another one."""
+    """Returns a field for which ``./dev up`` has an option; ``up`` is the option's default if it differs."""
     words = {"help": text, "default": default if up is None else up}
     if isinstance(default, bool):
         words["action"] = "store_true"
@@ -77,7 +77,7 @@ def option(
 
 
 def options(spec: type) -> dict[str, Mapping[str, Any]]:
-    """Returns the fields of a class of specs for which ``./dev up`` has an option, with what argparse wants to know."""
+    """Returns the fields of a class of specs for which ``./dev up`` has an option, each with its argparse arguments."""
     return {each.name: each.metadata for each in fields(spec) if each.metadata}
 
 
@@ -87,10 +87,10 @@ def _policy(name: str) -> str:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The services of a suite, their addresses and options. Port 0 is a free one, an empty policy the default."""
+    """The services of a suite, their addresses and options. Port 0 means a free one, an empty policy the default."""
 
     prefix: str = ""
-    """The prefix of all instance ids, where several clusters know each other."""
+    """The prefix of all instance ids, for clusters that know each other."""
     region: str = ""
     """The region that the certificates of the load balancers name."""
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -38,7 +38,7 @@ ANSWER_COLUMNS = 100
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as a shell gives it."""
 OTHER_WAYS_SHARE = 0.01
-"""The share of bytes that may take another way without a remark: the transfer engine now and then tries one."""
+"""The share of bytes on other paths that needs no remark: now and then, the transfer engine tries another path."""
 TURNS = (
     "Read this and say what the project is about:\n{document}",
     "Which parts does it have?",
@@ -195,7 +195,7 @@ def _run(console: Console, address: str, title: str, *, no_reuse: bool) -> list[
 
 
 def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnswer]) -> bool:
-    """Prints the differences and returns whether all texts are equal."""
+    """Prints the differences, and returns whether all texts are equal."""
     prompt = sum(outcome.prompt_tokens for outcome in reused)
     cached = sum(outcome.cached_tokens for outcome in reused)
     by_source = {
@@ -234,7 +234,7 @@ def _verdict(console: Console, reused: list[DemoAnswer], computed: list[DemoAnsw
 
 
 def why_late(reused: list[DemoAnswer]) -> str:
-    """Returns why a request of the batch that reuses has a long TTFT; empty if it has not.
+    """Returns why a request that reuses has a long TTFT in the batch; empty if none has.
 
     The first two requests of the batch arrive together, so one may wait for the prefix that the other computes."""
     first, second = (outcome for outcome in reused if outcome.name in ("batch 1", "batch 2"))
@@ -248,7 +248,7 @@ def why_late(reused: list[DemoAnswer]) -> str:
 
 
 def show_ways(console: Console, cluster: LocalCluster) -> None:
-    """Prints which ways the KV of both runs took, by the metrics of the processes that moved it."""
+    """Prints the paths that the KV of both runs took, by the metrics of the processes that moved it."""
     metrics = Scrape(cluster)
     moved = {name: metrics.labelled("pinyon_transfer_path_bytes_total", name) for name in ("shm", "rdma", "tcp")}
     ways = ", ".join(f"{_megabytes(nbytes)} by {name}" for name, nbytes in moved.items() if nbytes or name != "rdma")
@@ -264,7 +264,7 @@ def _megabytes(nbytes: float) -> str:
 
 
 def _why_not_shm(cluster: LocalCluster) -> str:
-    """Returns why shm was not used: from this process, which is like the suite's, or from the suite's logs."""
+    """Returns why shm was not used: as this process, which is like the suite's, finds out, or by the suite's logs."""
     unavailable = shm_available()
     if unavailable:
         return unavailable

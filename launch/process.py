@@ -1,4 +1,4 @@
-"""Child processes with one owner each: started, awaited until they serve, started again, ended."""
+"""Child processes, each with one owner that starts them, waits until they serve, restarts and ends them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_S = 60.0
 """The time within which a service must serve after its start."""
 LOG_END_BYTES = 2000
 READY_LOOK_S = 0.01
-"""The time between two looks whether processes serve."""
+"""The time between two checks whether processes serve."""
 KILLED_S = 60.0
 """The time for the kernel to end a killed process, however busy the machine is."""
 
@@ -32,9 +32,9 @@ _LISTENING = {"grpc": "--listen", "admin": "--admin-listen", "metrics": "--metri
 
 
 Child = subprocess.Popen[bytes]
-"""A started process. Tests have some that look like it."""
+"""A started process. Tests replace it by objects with the same methods."""
 Launch = Callable[..., Child]
-"""A function that starts a module as a process in a session of its own; it is called as :func:`start_module` is."""
+"""A function that starts a module as a process in its own session; it takes the arguments of :func:`start_module`."""
 
 
 def start_module(
@@ -162,7 +162,7 @@ class ServiceProcess(Process):
         *,
         moves: bool = False,
     ) -> None:
-        """Takes ``log_path``, the file for its output; without one the output goes to the parent's.
+        """Takes ``log_path``, the file for its output; without it, the output goes to the parent's.
 
         A service that ``moves`` may have its gRPC at another port after a restart, because it registers anew."""
         super().__init__(name, log_path)
@@ -170,7 +170,7 @@ class ServiceProcess(Process):
         self.arguments = list(arguments)
         self._launch = launch
         self._yielding = ("metrics", "grpc") if moves else ("metrics",)
-        """The endpoints that move to a free port if another process has theirs when this one starts again."""
+        """The endpoints that move to a free port if another process has taken theirs when this process restarts."""
         self.endpoints: dict[str, str] = {}
         self._ready_fd = -1
         self._announced = b""
@@ -208,7 +208,7 @@ class ServiceProcess(Process):
         return self._launch(self.module, self.arguments, log, ready_fd)
 
     def start_again(self) -> None:
-        """Starts an ended process at its old addresses, as far as it must have the same ones; does not wait."""
+        """Starts an ended process, at its old addresses where they must stay the same; does not wait."""
         for endpoint, option in _LISTENING.items():
             if (address := self.endpoints.get(endpoint)) and option in self.arguments:
                 port = int(address.rpartition(":")[2])

@@ -33,7 +33,7 @@ class RegionsSpec:
     names: tuple[str, ...]
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     region_delay_ms: float = option(
-        0.0, "there and back between two regions: each message takes half of it longer (default 0)", metavar="MS"
+        0.0, "round trip added between two regions; each message is delayed by half of it (default 0)", metavar="MS"
     )
     delays_ms: Mapping[str, float] = field(default_factory=dict)
     controller_port: int = option(
@@ -42,7 +42,7 @@ class RegionsSpec:
         "stands in for one that fails",
         up=7100,
     )
-    static_peers: bool = option(False, "no controller: each load balancer is told once where the others are")
+    static_peers: bool = option(False, "no controller: load balancers learn only at their start where the others are")
     controller_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class LocalRegions:
     def __init__(self, spec: RegionsSpec, log_dir: Path | None = None, launch: Launch = start_module) -> None:
         self.spec = spec
         self._owned = ExitStack()
-        """A temporary folder and held ports, until the regions are stopped."""
+        """The temporary folder and the held ports, until the regions are stopped."""
         root = Path(self._owned.enter_context(tempfile.TemporaryDirectory(prefix="pinyon-regions-")))
         free_port = self._owned.enter_context(HeldPorts()).take
         self._log_dir = log_dir or root
@@ -182,7 +182,7 @@ class LocalRegions:
 
     def stop(self) -> None:
         if self.controller is not None:
-            # At once: nothing is kept, and no load balancer should replace others that end now.
+            # All at once: nothing is kept, and no load balancer should take over from others that end now.
             self.controller.kill()
         for cluster in self.clusters.values():
             cluster.stop()

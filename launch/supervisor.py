@@ -1,4 +1,4 @@
-"""A supervisor that restarts processes that died or hang, later each time and not for ever."""
+"""A supervisor that restarts processes that died or hang, after a longer pause each time, up to a limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Restarts:
     def died(self, now_s: float, served: bool = True) -> float | None:
         """Returns the pause before the next start, doubled with each quick death in a row; None after too many.
 
-        A process that never served died quickly, however long it took."""
+        The death of a process that never served counts as quick, however long it took."""
         if not served or now_s - self.started_s < QUICK_S:
             self.quick_deaths += 1
         else:
@@ -58,14 +58,14 @@ class Supervisor:
     """The supervisor of processes: call ``tick`` every ``LOOK_S``, from the thread that started them."""
 
     def __init__(self, processes: Iterable[Process], say: Callable[[str], None], started_s: float) -> None:
-        """Takes the processes, which serve since ``started_s``; ``say`` receives a line about each event."""
+        """Takes the processes, which have served since ``started_s``; ``say`` receives a line about each event."""
         self._say = say
         self._watched = [_WatchedProcess(each, Restarts(started_s)) for each in processes]
         self.given_up: list[str] = []
         """The messages about processes that are not restarted any more."""
 
     def tick(self, now_s: float) -> None:
-        """Looks at every process once; never waits for one to serve."""
+        """Looks at every process once; never waits until one serves."""
         for watched in list(self._watched):
             self._look(watched, watched.process, now_s)
 
@@ -122,7 +122,7 @@ class Supervisor:
 
 
 def _how_it_ended(code: int | None) -> str:
-    """Describes ``code`` as ``subprocess`` has it: the exit status, or minus the signal."""
+    """Describes ``code``, which is ``subprocess``'s: the exit status, or minus the signal."""
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -42,7 +42,7 @@ from services.conductor.sizing import Sizing
 # Each request is answered in the event loop turn in which it arrives, so that a drain waits only for endless streams.
 DRAIN_S = 0.25
 FETCHES_EACH = 4
-"""Fetches per placement, on average, that the record of planned fetches has room for until they are reported."""
+"""The planned fetches per placement, on average, for which the record has room until they are reported."""
 
 _log = get_logger("conductor")
 
@@ -60,7 +60,7 @@ class Conductor:
     sizing: Sizing | None = None
 
     def sweep(self) -> bool:
-        """Removes instances without reports and placements without an end that are too old, and updates the sizing.
+        """Removes instances without recent reports and placements that are too old, and updates the sizing.
 
         Returns whether the block index has more to clear away, so that the next sweep should follow soon."""
         self.membership.expire()

@@ -124,7 +124,7 @@ class ReportIntake:
         if message.leaving:
             self._membership.leave(reporter)
             return None
-        # a store node's sample changes as layouts of longer blocks come and go; without layouts no keys are asked for
+        # a store node's sample changes as layouts of longer blocks come and go; without layouts, no keys are requested
         had, every = reporter.every, self._fleet.sample_for(state.info)
         another = self._fleet.has_layouts and reporter.wants(every, now_s)
         if not changed and not another:
@@ -169,8 +169,8 @@ class ReportIntake:
     ) -> list[tuple[int, float, InstanceState | None]]:
         """Returns bytes, seconds and source of each credible fetch.
 
-        Without sources, a prompt's fetches are one sum, which describes the worker alone. A fetch from a named source
-        counts only if a placement had the worker fetch as much from there."""
+        Without sources, a prompt's fetches are one sum, which tells something of the worker alone. A fetch from a named
+        source counts only if a placement had planned that the worker fetches as much from there."""
         measured: list[tuple[int, int, str]] = []
         for prefill in prefills:
             if fetches := prefill.fetches:

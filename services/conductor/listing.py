@@ -47,7 +47,7 @@ class Listing:
         if built is not None and built.instances.version == self._fleet.version and now_s - self._built_s < FRESH_S:
             return built
         settling = self._fleet.settling
-        # While the fleet settles, an instance without a session is left out: load balancers that know it shall keep it.
+        # While the fleet settles, an instance without a session is left out: load balancers that know it must keep it.
         states = [state for state in self._fleet.instances() if state.connected or not settling]
         self._built_s = now_s
         self._built = conductor_pb2.ScheduleSessionResponse(

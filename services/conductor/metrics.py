@@ -42,7 +42,7 @@ class ConductorMetrics:
         )
         self.ttft_error = tally(
             "pinyon_conductor_ttft_error_seconds",
-            "Measured less predicted time to first token of these: above zero, it took longer than predicted",
+            "Measured less predicted time to first token of these requests: above zero, it took longer than predicted",
             buckets=_TTFT_ERROR_BUCKETS_S,
         )
         self._ttft_error_ratio = Gauge(
@@ -54,11 +54,11 @@ class ConductorMetrics:
         self._errors = PredictionErrors()
         self.shared_placements = count(
             "pinyon_conductor_shared_decode_placements_total",
-            "Placed requests that are decoded where others decode which begin as they do",
+            "Placed requests decoded on an instance that decodes others with the same prefix",
         )
         self.shared_tokens = count(
             "pinyon_conductor_shared_decode_tokens_total",
-            "Prompt tokens that these have in common with those: their KV need not be read once more in each step",
+            "Prompt tokens in these shared prefixes: their KV need not be read once more in each step",
         )
         self.deltas = count("pinyon_conductor_deltas_total", "Cache changes applied")
         self.snapshots = count("pinyon_conductor_snapshots_total", "Cache snapshots completed")
@@ -69,7 +69,7 @@ class ConductorMetrics:
         )
         self.instances_wanted = Gauge(
             "pinyon_conductor_instances_wanted",
-            "Instances that compute prompts, as many as each model should have (--sizes)",
+            "Instances that compute prompts: how many each model should have (--sizes)",
             ("model",),
             registry=registry,
         )
@@ -88,7 +88,7 @@ class ConductorMetrics:
             ("settling", "1: instances may be unknown yet", lambda: fleet.settling),
             (
                 "shared_prefixes",
-                "Prefixes, each at a depth, of what instances decode that batch by them",
+                "Prefixes by which instances batch their decoding, each counted at its depth",
                 lambda: len(fleet.loads.prefixes),
             ),
             ("inflight_prefills", "Placements not yet prefilled", lambda: inflight.prefills),

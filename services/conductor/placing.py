@@ -30,7 +30,7 @@ MOVES_EVERY_S, MOVES_NONE_S = 1.0, 0.01
 
 
 class Placer:
-    """A placer of requests, one after the other on the event loop: each placement sees what those before it added."""
+    """A placer of requests, one after another on the event loop: each placement sees the effects of those before it."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Placer:
     ) -> None:
         """Takes the seconds to the first token and between tokens for requests that name no SLO; 0 is no limit.
 
-        Of the placements, ``sizing`` counts the instances they need, ``log`` keeps them and the refusals, and
-        ``planned`` keeps the fetches they planned."""
+        ``sizing`` counts the instances that placements need, ``log`` keeps placements and refusals, and ``planned``
+        keeps the fetches that placements planned."""
         self._scheduler = scheduler
         self._inflight = inflight
         self._metrics = metrics
@@ -74,7 +74,7 @@ class Placer:
                 if self._log is not None:
                     self._log.refused(request or _unread(request_id, message), error, now_s)
                 self._metrics.placements.add((error.grpc_code.lower(),))
-                # a request with its own time between tokens may ask for more than any number of instances gives
+                # a request's own time between tokens may be shorter than any number of instances gives
                 if self._sizing is not None and error.retry_after_s and not message.tbt_slo_ms:
                     self._sizing.refused(message.model)
                 _log.debug("not placed: %s", error.message, extra={"request_id": request_id})
@@ -104,7 +104,7 @@ class Placer:
     def _look_at_moves(self, request: PlacementRequest, decision: PlacementDecision, now_s: float) -> None:
         """Counts and logs the waiting requests that the policy would move; a running conductor moves none.
 
-        This runs now and then only: unmade moves are found again each time, and a vain search reads two queues."""
+        This runs only now and then: unmoved requests are found again each time, and a vain search reads two queues."""
         try:
             moves = self._scheduler.moves(request, decision, self._inflight.waiting, now_s)
         except Exception:
@@ -137,5 +137,5 @@ class Placer:
 
 
 def _unread(request_id: str, message: conductor_pb2.ScheduleRequest) -> PlacementRequest:
-    """Returns what the log keeps of a malformed request."""
+    """Returns the fields of a malformed request that the log keeps."""
     return PlacementRequest(request_id[:ID_CHARS_MAX], message.model[:ID_CHARS_MAX], message.prompt_tokens)

@@ -32,14 +32,14 @@ CONDUCTOR_CALLERS: Callers = {
     "Schedule": frozenset((LB,)),
     "ScheduleSession": frozenset((LB,)),
     "Release": frozenset((LB,)),
-    # The servicer compares the instance id and the kind that register with those of the certificate.
+    # The servicer compares the registering instance's id and kind with those of the certificate.
     "ReportSession": frozenset((WORKER, KVSTORE)),
     "Explain": frozenset((LB, WORKER, ADMIN)),
     "ListInstances": frozenset((LB, WORKER, ADMIN)),
     "LookupBlocks": frozenset((LB, WORKER, ADMIN)),
 }
 FIRST_S = 10.0
-"""The seconds after which a session ends whose peer has sent nothing at all: the number of sessions is limited."""
+"""The seconds after which a session ends if its peer has sent nothing at all: the number of sessions is limited."""
 ASKED_CHARS_MAX = 256
 """The longest request id that is searched for: a client's own id and the suffix that pinyon adds."""
 DECISIONS_MAX = 64
@@ -111,8 +111,8 @@ class ConductorServicer(conductor_pb2_grpc.ConductorServiceServicer):
     async def ScheduleSession(self, _: object, context: Any) -> None:
         """Answers each message with one message, and pushes the instance list.
 
-        A placement outlives its session: its request may be running. It ends by the instances' reports, by a release on
-        any session, or by age."""
+        A placement outlives its session, as its request may still run. It is ended by the instances' reports, by a
+        release on any session, or by age."""
         if self._lb_sessions >= self.lb_sessions_max:
             raise ResourceExhausted(f"{self.lb_sessions_max} sessions are open", retry_after_s=1.0)
         stream: LbStream = Accepted(context)

@@ -18,7 +18,7 @@ ReportStream = Accepted[conductor_pb2.ReportSessionResponse, conductor_pb2.Repor
 
 REQUESTS_PER_TURN = 64
 RELEASES_PER_TURN = 4096
-"""Limits of one turn; a message that brings more is worked off in turns, between which others get the event loop."""
+"""Limits of one turn; a message with more is processed in several turns, between which others get the event loop."""
 
 
 class Placing:

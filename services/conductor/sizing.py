@@ -1,4 +1,4 @@
-"""The number of instances each model should have, by :class:`pinyon.placement.scaling.Scaler`.
+"""The number of instances that each model should have, by :class:`pinyon.placement.scaling.Scaler`.
 
 A gauge shows it to the system that starts and stops instances."""
 

@@ -28,7 +28,7 @@ from services.controller.settings import ControllerSettings
 from services.controller.state_file import read_state
 
 DRAIN_S = 2.0
-"""Seconds that a drain may take at most: sessions end only when their load balancers do."""
+"""The maximum time that a drain may take, in seconds: sessions end only when their load balancers do."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ def build(
 ) -> Controller:
     """Wires a controller; nothing is started. Raises :class:`PinyonError` for files that cannot be used."""
     state = read_state(Path(settings.state_file)) if settings.state_file else None
-    # Versions that go on from one beyond all measure could not be told some day, so they begin anew.
+    # Versions counted on from one beyond all measure could not be sent some day, so numbering begins anew.
     epoch = state.epoch if state is not None and state.version <= VERSION_MAX else secrets.token_hex(EPOCH_BYTES)
     registry = LbRegistry(
         epoch, clock(), settings.timing(), load_geography(settings), load_distances(settings), settings.lbs_max

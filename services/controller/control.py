@@ -1,4 +1,4 @@
-"""The controller's acts on what it learns: it decides, tells, writes down, and has failed load balancers restarted."""
+"""The controller's actions: it takes in news, decides, tells, writes down, and has failed load balancers restarted."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from services.controller.state_file import StateFile
 
 PERIOD_S = 0.25
 LATE_S = 1.0
-"""Seconds late between two looks, beyond which the process itself stood still."""
+"""The lateness of a look, in seconds, beyond which this process itself stood still."""
 EPOCH_BYTES = 8
 GAP_S = 0.02
 """Seconds between two messages for one load balancer: changes close together travel together."""
 PER_LEASE = 4
-"""Least messages in the time of a lease, so that none runs out for a lost moment."""
+"""The least number of messages per lease, so that no lease runs out because one moment was lost."""
 
 _log = get_logger("controller")
 
 
 class Control:
-    """The registry and all that must hear of it. ``start`` → ``close``; the other methods come from sessions."""
+    """The registry and all that must hear of its changes. ``start`` → ``close``; sessions call the other methods."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Control:
         *,
         remembered: Federation | None,
     ) -> None:
-        """Takes as ``remembered`` what the state file said, which the registry has recovered.
+        """Takes as ``remembered`` the federation in the state file, which the registry has recovered.
 
-        Load balancers tell what came after that; if it is None, they tell all of it."""
+        Load balancers tell what came after that; if it is None, they tell everything."""
         self.registry = registry
         self.page = RegionsPage()
         self._file = StateFile(Path(settings.state_file) if settings.state_file else None, metrics.wrote)
@@ -64,10 +64,10 @@ class Control:
         self._remembered = remembered
         self._began = registry.federation.version
         self._told = math.inf
-        """The last version that this process told under its file's epoch; infinite while it still does."""
+        """The last version that this process told under its file's epoch; infinite while it tells more."""
         self._published = registry.federation
         self._news = asyncio.Event()
-        """The event that another federation is published."""
+        """An event that is set when another federation is published."""
         self._built: controller_pb2.SessionResponse | None = None
         """The last message with a whole federation, which is the same for all load balancers."""
         self._shown_s = float("-inf")
@@ -101,7 +101,7 @@ class Control:
         self.settle()
 
     def heard(self, session: int, load: Any, latencies_ms: dict[str, float], draining: bool) -> bool:
-        """Records a report. Returns False if the load balancer has another session by now."""
+        """Records a report. Returns False if the load balancer has a newer session."""
         before = self.registry.awaits(session, draining)
         heard = self.registry.heard(session, load, latencies_ms, draining, self._clock())
         if before:
@@ -118,7 +118,7 @@ class Control:
         self._prober.look()
 
     async def messages(self) -> AsyncGenerator[controller_pb2.SessionResponse, None]:
-        """Yields one load balancer's messages: everything, again after changes, in between that nothing has changed."""
+        """Yields one load balancer's messages: the federation, again after changes, and signs of life in between."""
         told = -1
         while True:
             news = self._news
@@ -135,14 +135,14 @@ class Control:
             yield self._message()
 
     async def written(self) -> int:
-        """Returns the present version, once it is told and on the disk."""
+        """Returns the present version, once it has been told and is on the disk."""
         self.settle()
         version = self.registry.federation.version
         await self._file.wait(version)
         return version
 
     def settle(self) -> None:
-        """Settles what follows from what is known by now: failures, restarts, and a new federation for all."""
+        """Handles what follows from present knowledge: failures, restarts, and a new federation for all."""
         now_s = self._clock()
         for info in self.registry.sweep(now_s):
             _log.warning("%s of %s has failed: not heard, and no answer", info.lb_id, info.region)
@@ -188,7 +188,7 @@ class Control:
             self.registry.renew(secrets.token_hex(EPOCH_BYTES))
         if state is None:
             news = known.epoch != federation.epoch
-        else:  # versions that were told, and had not reached the disk
+        else:  # versions that were told, but had not reached the disk
             news = known.epoch == state.epoch and (
                 state.version < known.version < self._began or known.version > self._told
             )

@@ -30,21 +30,21 @@ class ControllerMetrics:
             ("clusters", "Clusters", lambda: len(known.federation.clusters)),
             (
                 "adopted_clusters",
-                "Clusters that somebody serves who does not own them",
+                "Clusters that a load balancer serves for their owners",
                 lambda: sum(bool(each.adopter) for each in known.federation.clusters),
             ),
             ("unserved_clusters", "Clusters that nobody serves", lambda: _unserved(known.federation)),
-            ("settling", "1: who is not heard may live, it has just started", lambda: known.settling(clock())),
+            ("settling", "1: just started, so unheard load balancers may live", lambda: known.settling(clock())),
         ]
         counters: list[Figure] = [
             ("failures", "Load balancers that failed", lambda: known.failures),
-            ("takeovers", "Clusters that somebody adopted", lambda: known.takeovers),
+            ("takeovers", "Clusters that a load balancer adopted", lambda: known.takeovers),
             ("handbacks", "Clusters that their owners got back", lambda: known.handbacks),
         ]
         registry.register(Figures("pinyon_controller", gauges, counters))
 
     def _outcomes(self, name: str, text: str, well: str, badly: str) -> Callable[[bool], None]:
-        """Returns a function that counts outcomes, called with whether one went well."""
+        """Returns a function that counts outcomes; it is called with whether one went well."""
         counter = Counter(f"pinyon_controller_{name}_total", text, ("outcome",), registry=self._registry)
         return lambda good: counter.labels(well if good else badly).inc()
 

@@ -22,9 +22,9 @@ SUSPECTED_PERIOD_S = 0.25
 FAILED_PERIOD_S = 1.0
 PERIOD_S = 5.0
 AT_ONCE = 64
-"""Probes at once. Those that wait for their turn lose nothing: a probe begins when it is sent."""
+"""The maximum number of probes at once. Waiting costs the others nothing: a probe begins when it is sent."""
 SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-"""A service of all load balancers, unknown to another process that may have the port by now."""
+"""A service of all load balancers, unknown to any other process that may have taken the port."""
 
 _log = get_logger("controller.prober")
 
@@ -38,7 +38,7 @@ class _Probe:
 
 @dataclass(slots=True, eq=False)
 class Prober:
-    """The prober: ``look`` now and then → ``close``. ``told`` is called after each answer that is news, or missing."""
+    """The prober: ``look`` now and then → ``close``. ``told`` is called after each new answer, and each missing one."""
 
     registry: LbRegistry
     channels: Channels
@@ -86,7 +86,7 @@ class Prober:
         probe.answered = answered
 
     async def _ask(self, info: LbInfo) -> bool:
-        """Returns whether it answers at all: then it lives; whether it is ready it says in its reports."""
+        """Returns whether the load balancer answers, and so is alive; its reports say whether it is ready."""
         channel = self.channels.open(info.grpc_address, peer_name(LB, info.lb_id))
         try:
             await health_pb2_grpc.HealthStub(channel).Check(

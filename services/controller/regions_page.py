@@ -1,7 +1,7 @@
 """The page ``GET /v1/regions``: regions and their load balancers for clients and name servers, the nearest first
 (SkyWalker §4.1).
 
-``?lat=50.1&lon=8.7`` or ``?region=eu-west`` says where the client is; ``&live=1`` leaves out all that do not serve it.
+``?lat=50.1&lon=8.7`` or ``?region=eu-west`` says where the client is; ``&live=1`` omits regions that cannot serve it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NearRegion:
     region: RegionView
     members: tuple[Member, ...]
     allowed: bool
-    """True if law lets requests from the client's region be served there."""
+    """True if law lets load balancers there serve requests from the client's region."""
     distance_km: float
     distance_ms: float
 
@@ -43,11 +43,11 @@ class NearRegion:
 def nearest(
     federation: Federation, geography: Geography, distances: Distances, position: Position | None = None, home: str = ""
 ) -> tuple[NearRegion, ...]:
-    """Returns all regions: first those that serve and may, the nearest first, then by name.
+    """Returns all regions: first those that serve and may, the nearest first; ties go by name.
 
-    ``home`` is the client's region. Without it, the region nearest to its ``position`` counts, whether it serves or
-    not: its law is the client's. Without either, no region is nearer than others. Raises :class:`NotFound` for an
-    unknown region, and :class:`InvalidArgument` if both are given."""
+    ``home`` is the client's region. Without it, the region nearest to its ``position`` counts as home, whether it
+    serves or not: its law is the client's. Without either, no region is nearer than others. Raises :class:`NotFound`
+    for an unknown region, and :class:`InvalidArgument` if both are given."""
     if position is not None and home:
         raise InvalidArgument("either a position or a region", field="region")
     if home and not any(region.name == home for region in federation.regions):

@@ -1,4 +1,4 @@
-"""Restarts of failed load balancers: a command, in the background, later each time, and not for ever."""
+"""Restarts of failed load balancers: a command in the background, with a longer pause each time, and a limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LbRestarts:
             self._tasks[info.lb_id] = asyncio.create_task(self._restart(info), name=f"restart {info.lb_id}")
 
     def back(self, lb_id: str) -> None:
-        """Ends the restarts of a load balancer that serves again, or is to be forgotten."""
+        """Ends the restarts of a load balancer that serves again or will be forgotten."""
         task = self._tasks.pop(lb_id, None)
         if task is not None:
             task.cancel()
@@ -74,7 +74,7 @@ class LbRestarts:
             "PINYON_FAILED_ATTEMPT": str(attempt),
         }
         _log.info("starting %s of %s again, attempt %d", info.lb_id, info.region, attempt)
-        # There is no pipe: what the hook has started may hold the other end, and write to it, after we are gone.
+        # No pipe: what the hook has started may hold the other end, and write to it, after we are gone.
         with tempfile.TemporaryFile() as output:
             try:
                 process = await asyncio.create_subprocess_exec(

@@ -29,7 +29,7 @@ from services.controller.control import Control
 from services.controller.metrics import ControllerMetrics
 
 CONTROLLER_CALLERS: Callers = {
-    # The servicer compares the id that registers with that of the certificate.
+    # The servicer compares the id in a registration with that of the certificate.
     "Session": frozenset((LB,)),
     "ListRegions": frozenset((LB, ADMIN)),
     # These decide where requests go: without TLS, the servicer lets in only callers on this machine.
@@ -38,7 +38,7 @@ CONTROLLER_CALLERS: Callers = {
     "ForgetLoadBalancer": frozenset((ADMIN,)),
 }
 FIRST_S = 10.0
-"""A session whose peer says nothing at all for this long has ended."""
+"""The seconds after which a session ends if its peer says nothing at all."""
 SESSIONS_MAX = 512
 
 _log = get_logger("controller")
@@ -144,7 +144,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 def known_of(message: controller_pb2.SessionRequest, context: Any) -> Federation | None:
     """Returns what a load balancer knows of the federation, without changes by hand if it may make none itself.
 
-    ``None``: another version of the suite told it what is not understood here, which is no reason to refuse it."""
+    ``None``: another version of the suite has told it things not understood here. That is no reason to refuse it."""
     if not message.HasField("known"):
         return None
     try:

@@ -11,7 +11,7 @@ from pinyon.runtime.settings import Address, ServiceSettings, checked, service_c
 
 
 class ControllerSettings(ServiceSettings):
-    """The regional controller: knows the load balancers of all regions, and who stands in for one that failed."""
+    """The regional controller: it knows the load balancers of all regions, and which one stands in for a failed one."""
 
     model_config = service_config("controller")
     everyday: ClassVar[dict[str, str]] = {
@@ -35,29 +35,23 @@ class ControllerSettings(ServiceSettings):
     )
     lbs_max: int = setting(MEMBERS_MAX, "most load balancers known at once", ge=1, le=MEMBERS_MAX)
     silence_s: float = setting(2.0, "time without a report after which a load balancer is suspected", ge=1.5, le=600)
-    probe_timeout_s: float = setting(1.0, "time limit for the answer to a probe", gt=0, le=60)
-    probes: int = setting(
-        2, "probes in a row without an answer after which a suspected load balancer counts as failed", ge=1, le=100
-    )
+    probe_timeout_s: float = setting(1.0, "time that a probe's answer may take", gt=0, le=60)
+    probes: int = setting(2, "probes in a row that a suspected load balancer may leave unanswered", ge=1, le=100)
     grace_s: float = setting(
-        10.0, "time after a start in which load balancers known only from before do not count as failed", ge=0, le=3600
+        10.0, "time after a start before a load balancer known only from before may count as failed", ge=0, le=3600
     )
     settle_s: float = setting(
         5.0,
-        "time that a load balancer must serve again before it gets its clusters back; doubles with each "
-        "failure in a row",
+        "time for which a load balancer must serve again to get its clusters back; doubles with each failure in a row",
         ge=0,
         le=3600,
     )
     lease_s: float = setting(
-        5.0,
-        "time that a load balancer keeps adopted clusters in any case without hearing the controller",
-        ge=1,
-        le=3600,
+        5.0, "time for which an adopter that does not hear the controller goes on in any case", ge=1, le=3600
     )
     restart_hook: Annotated[str, checked(shlex.split)] = setting(
         "",
-        "command, run without a shell, that restarts a failed load balancer; PINYON_FAILED_* name it "
+        "command, without a shell, that restarts a failed load balancer; PINYON_FAILED_* say which "
         "(docs/design/controller.md)",
     )
     restart_timeout_s: float = setting(60.0, "time after which the restart command is killed", gt=0, le=3600)

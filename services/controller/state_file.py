@@ -1,4 +1,4 @@
-"""The controller's knowledge in a file: whole, replaced at once, on the disk before anybody relies on it."""
+"""The controller's knowledge in a file, which is replaced as a whole, and on the disk before anybody relies on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_state(path: Path) -> Federation | None:
     """Returns the federation in the file, or None without a file.
 
     A broken file is put aside as ``PATH.broken`` and counts as none: load balancers know it all, too. Raises
-    :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read, or of a later version."""
+    :class:`InvalidArgument` (field ``state_file``) for a file that cannot be read or has a later format."""
     try:
         with path.open("rb") as file:
             data = file.read(BYTES_MAX + 1)
@@ -86,16 +86,16 @@ def _write(path: Path, federation: Federation) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)  # else the name may stand for the old file after a crash
+        os.fsync(folder)  # otherwise the name may refer to the old file after a crash
     finally:
         os.close(folder)
 
 
 @dataclass(slots=True, eq=False)
 class StateFile:
-    """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version, and retries failures.
+    """The file: ``start`` → (``keep`` with each version) → ``close``. Writes the last version and retries.
 
-    Without a path, nothing is kept, but counts as written. ``told`` is called after each attempt."""
+    Without a path, nothing is kept, but all counts as written. ``told`` is called after each attempt."""
 
     path: Path | None
     told: Callable[[bool], None] = lambda _: None
@@ -107,7 +107,7 @@ class StateFile:
     """The version on the disk."""
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _writing: asyncio.Future[None] | None = field(default=None, init=False)
-    """The thread's write, which goes on when nobody waits for it any more."""
+    """The thread's write; it goes on when nobody waits for it any more."""
 
     def start(self) -> None:
         if self.path is not None:
@@ -128,13 +128,13 @@ class StateFile:
             raise Unavailable("it counts from now on, but could not be written to the state file") from None
 
     async def close(self) -> None:
-        """Ends the writing task, and writes what was kept last once more if need be."""
+        """Ends the writing task, and writes the last kept version once more if necessary."""
         if self._task is None or self.path is None:
             return
         await ended(self._task)
         self._task = None
         if self._writing is not None:
-            await asyncio.wait({self._writing})  # or an older version would be there in the end
+            await asyncio.wait({self._writing})  # otherwise an older version might be written last
         if self._next is not None and self._next.version > self._version:
             await self._attempt(self.path, self._next)
 
@@ -157,7 +157,7 @@ class StateFile:
         try:
             self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, federation))
             await asyncio.shield(self._writing)
-        except Exception as error:  # what hinders the write of one version may not hinder a later one's
+        except Exception as error:  # a failure to write one version may not affect a later one
             defect = not isinstance(error, OSError)
             _log.error("cannot write version %d to %s: %s", federation.version, path, error, exc_info=defect)
             self.told(False)

@@ -37,7 +37,7 @@ async def run(settings: KvStoreSettings, context: ServiceContext) -> None:
 
 @asynccontextmanager
 async def serving(settings: KvStoreSettings, context: ServiceContext) -> AsyncIterator[StoreNode]:
-    """Yields a node that serves, can be found, and has announced its endpoints; takes it down in reverse order."""
+    """Yields a node that serves, can be found, and has announced its endpoints; then stops these in reverse order."""
     if not settings.redis_url:
         raise InvalidArgument("a store node needs --redis-url", field="redis_url")
     async with AsyncExitStack() as stack:

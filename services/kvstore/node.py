@@ -1,4 +1,4 @@
-"""A store node: the object table with real memory behind it, real time, and writers that must be kept out."""
+"""A store node: the object table with real memory, real time, and writers that must be shut out in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.kvstore.settings import KvStoreSettings
 END_S = 30.0
 """The seconds that ending all puts may take when the node stops."""
 SWEEP_PAUSE_S = 1.0
-"""The seconds of pause after a sweep that failed: what was overdue still is."""
+"""The pause, in seconds, after a sweep that failed: what was overdue is still overdue."""
 
 _log = get_logger("node")
 
@@ -44,7 +44,7 @@ class StoreNode:
         self._settings = settings
         self._engine = engine
         self._clock = clock
-        self._pool = memoryview(mmap.mmap(-1, settings.pool_mib << 20))  # page-aligned, taken from the system on use
+        self._pool = memoryview(mmap.mmap(-1, settings.pool_mib << 20))  # page-aligned, allocated on first use
         self._refits = RefitThread()
         # Ids start at random: calls meant for the process before a restart must not hit a lease or put of this one.
         self.table = ObjectTable(
@@ -78,11 +78,11 @@ class StoreNode:
         return self._engine.descriptor([])
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Registers a callback for when readable keys came or went."""
+        """Registers a callback that is called when readable keys came or went."""
         self._on_change.append(callback)
 
     async def close(self) -> None:
-        """Shuts all writers out. The memory goes when the engine is closed."""
+        """Shuts all writers out. The memory is freed when the engine is closed."""
         self.draining = True
         self._next_end.close()
         for put_id in list(self.writers):
@@ -102,9 +102,9 @@ class StoreNode:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
     ) -> tuple[int, list[PutSlot], RegionDescriptor | None]:
-        """Begins a put. Returns its id, one slot per key and where to write. ``timeout_s`` 0 means the default.
+        """Begins a put. Returns its id, one slot per key and the place to write to. ``timeout_s`` 0 means the default.
 
-        The put gets a key of its own, which opens its slots for writing alone until the put ends."""
+        The put gets a key of its own, which opens only its slots, for writing, until the put ends."""
         if self.draining:
             raise Unavailable("the store node is stopping")
         timeout_s = min(timeout_s or self._settings.put_timeout_s, self._settings.put_timeout_max_s)
@@ -160,7 +160,7 @@ class StoreNode:
     ) -> tuple[Lease, float, RegionDescriptor | None]:
         """Grants a lease. Returns it, its length in seconds and where to read. ``lease_s`` 0 means the default.
 
-        The lease gets a key of its own, which opens the leased objects for reading until it ends."""
+        The lease gets a key of its own, which opens the leased objects for reading until the lease ends."""
         lease_s = min(lease_s or self._settings.lease_s, self._settings.lease_max_s)
         lease = self.table.acquire(keys, self._clock(), lease_s, allow_gaps=allow_gaps, use=use)
         if not lease.lease_id:
@@ -192,13 +192,13 @@ class StoreNode:
         return EVICTION_POLICIES.make(whole_choice(choice, self._clock))
 
     def switch(self, eviction: EvictionPolicy[bytes]) -> None:
-        """Does what :meth:`ObjectTable.switch` does."""
+        """Switches the eviction policy: see :meth:`ObjectTable.switch`."""
         self.table.switch(eviction, self._clock())
 
     # -- time
 
     def _sweep(self) -> None:
-        """Ends the leases and puts that are overdue now, and sets the timer for the next ones."""
+        """Ends the leases and puts that are overdue, and sets the timer for the next ones."""
         now, pause_s = self._clock(), SWEEP_PAUSE_S
         try:
             for lease_id in self.table.overdue_leases(now):
@@ -219,7 +219,7 @@ class StoreNode:
             self._next_end.set(due)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until nobody reads or writes here; returns whether that came in time. Nothing new may begin."""
+        """Waits until nobody reads or writes here; returns whether that happened in time. Nothing new may begin."""
         deadline = self._clock() + timeout_s
         while self.table.leases or self.table.open_puts:
             if self._clock() >= deadline:
@@ -240,7 +240,7 @@ class StoreReport:
         self._changes = node.table.listen()
 
     def info(self, address: str) -> InstanceInfo:
-        """Returns how the node registers. Its capacity in blocks depends on their size, so it is left open."""
+        """Returns the node's registration. Its capacity in blocks depends on their size, so it is left open."""
         return InstanceInfo(self._node.node_id, self._node.boot_id, Role.STORE, address)
 
     def snapshot_keys(self) -> Sequence[bytes]:

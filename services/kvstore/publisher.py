@@ -1,4 +1,4 @@
-"""The upkeep of a node's entries in Redis: its record stays alive, its blocks are listed, dead lives are purged."""
+"""The upkeep of a node's entries in Redis: it renews the node's record, lists blocks, and purges dead lives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pinyon.store.records import Life, NodeRecord
 from services.kvstore.node import StoreNode
 
 GAP_S = 0.02
-"""Changes within this time, in seconds, travel together."""
+"""Changes within this time, in seconds, are sent together."""
 MAX_PAUSE_S = 2.0
 CLEAN_PERIOD_S = 5.0
 DEAD_GRACE_S = 30.0
-"""The seconds without a record after which a life is over; before, Redis may just have been away for a moment."""
+"""The seconds without a record after which a life counts as over; before that, Redis may only have been away."""
 AUDIT_BLOCKS = 1024
 """The number of entries that are checked at each renewal of the node's lease, in turn."""
 PURGE_BLOCKS = 8192
@@ -34,7 +34,7 @@ _log = get_logger("metadata")
 class MetadataPublisher:
     """A publisher of metadata: ``register`` → ``start`` → ``close``.
 
-    Redis may be away at any time after ``register``; then everything is listed anew."""
+    Redis may be away at any time after ``register``; afterwards everything is listed anew."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MetadataPublisher:
         self._clock = clock
         self._lost_name = lost_name or asyncio.Event()
         self._changes = node.table.listen()
-        self._listed: set[bytes] = set()  # as Redis has confirmed
+        self._listed: set[bytes] = set()  # as confirmed by Redis
         self._unaudited: list[bytes] = []
         self._tell_all = False
         self._wake = asyncio.Event()
@@ -100,7 +100,7 @@ class MetadataPublisher:
         ]
 
     async def close(self) -> None:
-        """Signs off: from now on nothing of this node is found. Bounded."""
+        """Signs off: from now on, nobody finds anything of this node. Limited in time."""
         await ended(*self._tasks)
         try:
             async with asyncio.timeout(LEAVE_S):
@@ -168,13 +168,13 @@ class MetadataPublisher:
                 _report("the node's lease and entries were not looked after", error)
 
     async def audit(self) -> None:
-        """Checks the next listed entries, because single ones may be lost without any other sign."""
+        """Checks the next listed entries in turn, because single entries may be lost without any other sign."""
         if not self._unaudited:
             self._unaudited = list(self._listed)
         part = self._unaudited[-AUDIT_BLOCKS:]
         del self._unaudited[-AUDIT_BLOCKS:]
         missing = await self.metadata.missing(self._record.life, [key for key in part if key in self._listed])
-        if any(key in self._listed for key in missing):  # and not unlisted meanwhile
+        if any(key in self._listed for key in missing):  # unless unlisted meanwhile
             self._lost("entries were missing in Redis")
 
     def _lost(self, what: str) -> None:
@@ -202,7 +202,7 @@ class MetadataPublisher:
         self._dead_since = {life: self._dead_since.get(life, now) for life in over}
         named = {life.node_id for life in live}
         for life, since in self._dead_since.items():
-            # A node id with a new life has certainly ended the old one.
+            # A node id with a new life has certainly ended its old life.
             if life.node_id == self._record.node_id or life.node_id in named or now - since >= DEAD_GRACE_S:
                 purged = PURGE_BLOCKS
                 while purged == PURGE_BLOCKS:
@@ -211,7 +211,7 @@ class MetadataPublisher:
 
 
 def _report(what: str, error: Exception) -> None:
-    """Logs an error. An unexpected one is a defect; the duty goes on, or the node would be lost to all."""
+    """Logs an error. An unexpected one is a defect; still, the duty goes on, or the node would be lost to all."""
     if isinstance(error, PinyonError):
         _log.info("%s: %s", what, error.message)
     else:

@@ -1,4 +1,4 @@
-"""The two gRPC services of a store node: from protos to values, to the node, and back."""
+"""The two gRPC services of a store node: they convert messages to values, ask the node, and convert its answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KVSTORE_CALLERS: Callers = {
     "GetNodeStatus": frozenset((LB, WORKER, ADMIN)),
 }
 MAX_QUERY_KEYS = 65536
-"""The number of keys in one Exists or Remove at most."""
+"""The maximum number of keys in one Exists or Remove."""
 _STATES: dict[SlotState, kvstore_pb2.PutSlotState] = {
     each: getattr(kvstore_pb2, f"PUT_SLOT_STATE_{each.name}") for each in SlotState
 }

@@ -38,7 +38,7 @@ from services.lb.upstream_app import UpstreamLb
 
 _log = get_logger("lb")
 TELL_S = 1.0
-"""The minimum time for telling clients that record a trace the rest of it."""
+"""The minimum time for sending the rest of a trace to clients that record it."""
 
 
 class Lb(LoadBalancer):
@@ -95,7 +95,7 @@ class Lb(LoadBalancer):
         return cluster
 
     def last_calls_s(self, left_s: float) -> float:
-        # This time is granted even if the drain has used up its own: calls would lose what they have not sent yet.
+        # This time is granted even if the drain has used up its own: otherwise calls would lose their unsent data.
         tell_s = TELL_S if self.recorder.recordings else 0.0
         self.recorder.close()
         return max(tell_s, left_s)

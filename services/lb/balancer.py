@@ -1,4 +1,4 @@
-"""The parts of every load balancer, whatever its requests go to."""
+"""The parts of every load balancer, whatever its targets are."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class LoadBalancer:
         return TenantAdmission(self.line, self._rates, default, metrics, self.clock)
 
     def open_doors(self, routes: Routes, watched: Watched, metrics: DoorMetrics[Any]) -> None:
-        """Makes the HTTP and gRPC servers, which report whether ``watched`` serves."""
+        """Makes the HTTP and gRPC servers; they report ready while ``watched`` serves."""
         context, settings = self.context, self.settings
         self.readiness = Readiness(watched)
         if settings.http_reuse_port:
@@ -206,7 +206,7 @@ class LoadBalancer:
             raise
 
     def _about(self, endpoints: dict[str, str]) -> LbInfo:
-        """Returns what the controller learns about this load balancer, which is bound at ``endpoints``."""
+        """Returns the facts about this load balancer, bound at ``endpoints``, for the controller."""
         settings, scheme = self.settings, "http" if self.https is None else "https"
         urls = tuple([str(url) for url in parse_upstreams(settings.upstream)]) if settings.upstream else ()
         return LbInfo(
@@ -225,10 +225,10 @@ class LoadBalancer:
         """Drains and ends the load balancer.
 
         For ``lame_duck_s`` it announces its end and still serves. Then it accepts nothing new, lets running requests
-        finish for ``drain_s`` and ends the rest. ``wait`` may return sooner, and true if another process wants its
+        finish for ``drain_s`` and ends the rest. ``wait`` may return earlier, with True if another process wants its
         ports."""
         self.readiness.draining = True
-        self.membership.wake()  # another load balancer must serve its targets by the time it has ended
+        self.membership.wake()  # another load balancer must take over its targets before it ends
         self.http.announce()
         await self.grpc.begin_drain()
         wanted = await wait(lame_duck_s)
@@ -250,7 +250,7 @@ class LoadBalancer:
             self.journal.close()
 
     def last_calls_s(self, left_s: float) -> float:
-        """Returns how long gRPC calls may still take when ``left_s`` of the drain is left; ends recordings."""
+        """Returns how long gRPC calls may still take when ``left_s`` of the drain is left; ends traces' recordings."""
         return left_s if self.serving.running else 0.0
 
     async def close_targets(self) -> None:
@@ -259,7 +259,7 @@ class LoadBalancer:
 
 
 class Https:
-    """The TLS context of the HTTP server. It has a certificate of its own, or the cluster's. Connections made after
+    """The TLS context of the HTTP server, with a certificate of its own or the cluster's. Connections made after
     :meth:`renew` get the new one."""
 
     context: ssl.SSLContext
@@ -284,7 +284,7 @@ class Https:
         """Loads the files again, from any thread. Raises :class:`InvalidArgument`; the old certificate stays then."""
         from pinyon.runtime.tls import server_context  # imported with TLS only, as it imports cryptography
 
-        # A new context, as handshakes on the event loop would find half a certificate in one that is being loaded.
+        # A new context: in the old one, handshakes on the event loop could meet a half-loaded certificate.
         self.context = server_context(*self.files)
 
 
@@ -294,7 +294,7 @@ def load_keys(settings: LbSettings) -> ApiKeys:
 
 
 def check_region(settings: LbSettings, security: Security) -> None:
-    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name; warns if ours does not."""
+    """Raises :class:`InvalidArgument`, with TLS, for a region that no certificate can name; warns if ours lacks it."""
     if not settings.region or security.tls is None:
         return
     check_region_name(settings.region, "region")

@@ -58,7 +58,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
     @property
     def doors(self) -> Doors:
-        """Checks that reject a caller without a key or a place before a message is read."""
+        """Returns the checks that reject a caller without a key or a place before a message is read."""
         return {"Generate": self._enter, "ListModels": self._known, "WhereTo": self._known}
 
     def _known(self, context: Context) -> str:
@@ -161,7 +161,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
 
 
 def _call(request: lb_pb2.GenerateRequest, default_model: str) -> Call:
-    """Returns the message as the values that HTTP bodies become too; ``temperature`` 0 means greedy here."""
+    """Returns the message as the values that HTTP bodies also become; ``temperature`` 0 means greedy here."""
     kind = request.WhichOneof("input")
     field, prompt = "prompt", cast("PromptInput", request.prompt)
     if kind is None:

@@ -23,17 +23,17 @@ from pinyon.runtime.journal_file import JournalSettings
 from pinyon.runtime.settings import Address, WritableFd, checked, service_config, setting
 
 _OF_OWN = {
-    "conductor": "servers are placed on without one",
+    "conductor": "requests go to servers without a conductor",
     "conductor_timeout_s": "there is no conductor",
     "instances_grace_s": "there is no conductor",
-    "model": "servers bring their models, and say which",
+    "model": "servers bring their models, and say which they are",
     "served_model_name": "models have the names that servers give them",
-    "more_models": "servers bring their models, and say which",
+    "more_models": "servers bring their models, and say which they are",
     "place_by": "there is no conductor",
     "chars_per_token_max": "nothing is tokenized here",
     "unread_tokens": "a server is read no faster than its client reads",
 }
-"""Settings for instances of pinyon, and why they mean nothing in front of other servers."""
+"""Settings for instances of pinyon, and the reasons why they mean nothing in front of other servers."""
 
 
 def _checked_pushing(choice: str) -> str:
@@ -76,17 +76,15 @@ class LbSettings(JournalSettings):
         le=256,
     )
     http_reuse_port: bool = setting(
-        False, "let other processes listen at --http-listen too (SO_REUSEPORT); --processes sets it"
+        False, "lets others listen at --http-listen too (SO_REUSEPORT); --processes sets it"
     )
     heartbeat_fd: WritableFd = setting(
-        -1, "file descriptor on which to report twice a second that the event loop runs; --processes sets it"
+        -1, "file descriptor that is written to twice a second while the event loop runs; --processes sets it"
     )
     admin_listen: Address = setting(
-        "127.0.0.1:0", "host:port of the gRPC server for callers with a certificate; only with TLS"
+        "127.0.0.1:0", "host:port of the gRPC server for callers with a certificate; with TLS only"
     )
-    http_tls_cert: str = setting(
-        "", "certificate for HTTPS, if HTTP clients trust another authority than the cluster's"
-    )
+    http_tls_cert: str = setting("", "certificate for HTTPS, if its clients trust another authority than the cluster's")
     http_tls_key: str = setting("", "private key of that certificate")
     model: str = setting("", "Hugging Face checkpoint folder; empty: the built-in model")
     served_model_name: str = setting("", "clients' name for the model; default: its own name", max_length=128)
@@ -137,12 +135,9 @@ class LbSettings(JournalSettings):
         "", "host:port of the regional controller, which tells the other load balancers' addresses"
     )
     position: Annotated[str, checked(parse_position)] = setting(
-        "",
-        "where the region lies: LATITUDE,LONGITUDE in degrees; the nearest load balancer takes over for a failed one",
+        "", "position of the region: LATITUDE,LONGITUDE in degrees; for the choice of who takes over whom"
     )
-    http_url: str = setting(
-        "", "base URL at which clients reach this load balancer, for the controller's list", max_length=512
-    )
+    http_url: str = setting("", "base URL at which clients reach it, for the controller's list", max_length=512)
     geography_file: str = setting(
         "", "JSON that says which region may send to which, and where tenants may be served (docs/use/regions.md)"
     )
@@ -161,36 +156,30 @@ class LbSettings(JournalSettings):
         "", "authority that signs the certificates of https:// servers; empty: the system's authorities"
     )
     upstream_capacity: int = setting(
-        0, "requests that run at once in a server; 0: as the server reports, or else a learned number", ge=0, le=1 << 20
+        0, "requests in a server's batch; 0: as the server says, or else as learned", ge=0, le=1 << 20
     )
     upstream_sharers: int = setting(
-        1, "number of load balancers that share the servers' room; --processes sets it", ge=1, le=256
+        1, "load balancers that share the servers; each takes its part of their room; --processes sets it", ge=1, le=256
     )
     upstream_connections: int = setting(4096, "most connections to one server", ge=1, le=1 << 16)
-    upstream_connect_s: float = setting(2.0, "time limit for connecting to a server", gt=0, le=60)
+    upstream_connect_s: float = setting(2.0, "time to make a connection to a server", gt=0, le=60)
     upstream_keep_alive_s: float = setting(
-        4.0,
-        "idle time after which a connection to a server is closed; below the server's own (uvicorn: 5 s)",
-        gt=0,
-        le=3600,
+        4.0, "idle time after which a connection is closed; shorter than the server's (uvicorn's: 5 s)", gt=0, le=3600
     )
     upstream_first_byte_s: float = setting(
         120.0, "time limit for a server's stream to begin; then another server is tried", gt=0, le=86_400
     )
     upstream_stall_s: float = setting(
-        120.0, "time limit between two pieces of an answer; then it counts as broken off", gt=0, le=86_400
+        120.0, "longest time between two pieces of an answer before it counts as broken off", gt=0, le=86_400
     )
     upstream_health_s: float = setting(1.0, "time between two health checks of a server", ge=0.05, le=60)
     upstream_health_timeout_s: float = setting(
-        2.0,
-        "time limit for a server's answer to a health check; after two misses in a row it counts as unhealthy",
-        gt=0,
-        le=60,
+        2.0, "time in which a server must answer a health check; after two misses, it is not well", gt=0, le=60
     )
-    upstream_probe_s: float = setting(0.1, "shortest time between two probes of a server's load", ge=0.01, le=10)
+    upstream_probe_s: float = setting(0.1, "least time between two questions for a server's load", ge=0.01, le=10)
 
     instances_grace_s: float = setting(
-        10.0, "time that a conductor gets after its start to list the instances known before", gt=0, le=3600
+        10.0, "time in which a conductor that has just started must list the instances known before", gt=0, le=3600
     )
     placement_wait_s: float = setting(10.0, "time to wait for an instance when there is none; then 503", gt=0, le=600)
     attempts: int = setting(
@@ -213,10 +202,7 @@ class LbSettings(JournalSettings):
     )
     connections_limit: int = setting(4096, "HTTP connections at once; more get 503", ge=1, le=1 << 16)
     connections_per_peer: int = setting(
-        2048,
-        "HTTP connections from one address (IPv6: one /64), except trusted proxies; more get 503",
-        ge=1,
-        le=1 << 16,
+        2048, "HTTP connections from one address (IPv6: one /64), trusted proxies aside; more get 503", ge=1, le=1 << 16
     )
     requests_per_peer: int = setting(
         2048, "requests at once from one client address that a trusted proxy names; more get 429", ge=1, le=1 << 16
@@ -229,8 +215,7 @@ class LbSettings(JournalSettings):
     body_limit_bytes: int = setting(4 << 20, "largest HTTP body; more gets 413", ge=1024, le=64 << 20)
     bodies_limit_mib: int = setting(
         512,
-        "HTTP bodies of all requests together (half of it for one tenant); more get 503. The same again "
-        "for other regions' requests",
+        "total size of HTTP bodies, half of it for one tenant; more get 503. As much again for other regions' requests",
         ge=1,
         le=1 << 20,
     )

@@ -91,7 +91,7 @@ class UpstreamLb(LoadBalancer):
         return key
 
     def _make_server(self, url: UpstreamUrl) -> Server:
-        """Returns a server that the settings name, or another one that is adopted."""
+        """Returns a server, whether the settings name it or it is adopted."""
         settings = self.settings
         if url.tls and self._tls is None:
             self._tls = _tls(settings.upstream_ca_file)

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, counters of events and gauges that read the parts; what a finished step tells."""
+"""The worker's Prometheus metrics: counters of events, gauges that read the parts, and an observer of engine steps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerMetrics:
         self._room = tally("pinyon_worker_room_wait_seconds", "How long a request or prompt waited for its KV blocks.")
         self._passed_over = tally(
             "pinyon_worker_passed_over_seconds",
-            "How long others that came later got KV blocks before a request, where the batching policy bounds it.",
+            "Time for which later requests got KV blocks before a request, if the batching policy limits it.",
         )
         self._batch = tally("pinyon_worker_batch_requests", "Requests that a step decodes.", buckets=_REQUESTS)
         self._parts = tally("pinyon_worker_prefill_seconds", "Parts of a prefill: queue, fetch, compute, push.", "part")
@@ -92,7 +92,7 @@ def register_gauges(
     sessions: LbSessions,
     load: WorkerReport,
 ) -> None:
-    """Registers the gauges of a running worker. All but the last eight are zero when it is idle."""
+    """Registers the gauges of a running worker. All but the last eight are zero when the worker is idle."""
     cache, members, storage = parts.cache, parts.members, parts.storage
     below, swaps = cache.pool.below, cache.swaps
     gauges: list[Figure] = [
@@ -100,7 +100,7 @@ def register_gauges(
         ("pending_requests", "Requests accepted and not yet in the batch.", lambda: decodes.pending),
         (
             "waiting_for_room",
-            "Requests and prompts that wait for KV blocks or for a place in the batch: load balancers push no others.",
+            "Requests and prompts that wait for KV blocks or a place in the batch; above 0, nothing more is pushed.",
             lambda: load.batch().waiting,
         ),
         ("running_requests", "Requests in the batch.", lambda: members.running),
@@ -119,17 +119,17 @@ def register_gauges(
         ("outbox_tokens", "Tokens not sent yet.", lambda: sessions.unsent),
         (
             "batches_per_round",
-            "Batches in which all running requests get one token each; 0: one, by a policy without rounds.",
+            "Batches in which all running requests get one token each; 0: a policy without rounds, so one batch.",
             lambda: members.formed.batches,
         ),
         (
             "batch_shared_blocks",
-            "KV blocks that the whole present batch shares; by a policy without rounds all that are admitted for it.",
+            "KV blocks shared by the whole present batch; with a policy without rounds, by all admitted requests.",
             lambda: members.formed.shared_blocks,
         ),
         (
             "batch_homogeneity",
-            "Of the full blocks of these prompts, the share that all of them share.",
+            "Share of these prompts' full blocks that all of them share.",
             lambda: members.formed.homogeneity,
         ),
         (
@@ -139,14 +139,14 @@ def register_gauges(
         ),
         (
             "batch_exploring",
-            "Share of the batching policy's decisions that are for the sake of knowing more.",
+            "Share of the batching policy's decisions made to learn more.",
             lambda: members.formed.exploring,
         ),
         ("engine_hangs", "1 while an engine step takes too long.", lambda: parts.engine_loop.hangs),
         ("store_queue_blocks", "Blocks that wait for the KV store.", lambda: storage.pending),
         ("swapping_blocks", "Blocks copied between the tiers now.", lambda: 0 if swaps is None else swaps.under_way),
         ("used_blocks", "KV blocks with references.", lambda: cache.pool.used),
-        ("spared_blocks", "KV blocks that requests want that wait here.", lambda: cache.pool.eviction.wanted),
+        ("spared_blocks", "KV blocks that waiting requests want.", lambda: cache.pool.eviction.wanted),
         ("cached_blocks", "KV blocks kept only for reuse.", lambda: cache.pool.cached),
         ("free_blocks", "KV blocks without content.", lambda: cache.pool.free),
         ("room_requests", "Further requests that would have room at once.", lambda: load.batch().room),
@@ -164,17 +164,17 @@ def register_gauges(
         ),
         (
             "cut_steps",
-            "Steps in which prompts got less, so that running requests do not wait for their tokens.",
+            "Steps that computed less of prompts, so that running requests do not wait for their tokens.",
             lambda: members.scheduler.cut_steps,
         ),
-        ("scheduling_seconds", "Time that choosing what steps compute has taken.", lambda: members.scheduling_s),
+        ("scheduling_seconds", "Time taken to choose what steps compute.", lambda: members.scheduling_s),
         (
             "batching_shifts",
-            "How often what the batching policy had learned stopped being true.",
+            "Times that the batching policy's learned values stopped being true.",
             lambda: members.formed.shifts,
         ),
         ("stored_blocks", "Blocks put into the KV store.", lambda: storage.stored),
-        ("fetch_failures", "Fetches that did not bring all.", lambda: parts.fetcher.failures),
+        ("fetch_failures", "Fetches that did not bring everything.", lambda: parts.fetcher.failures),
         ("cut_sessions", "Sessions cut off as too slow.", lambda: sessions.cut),
     ]
     labelled: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = [
@@ -189,7 +189,7 @@ def register_gauges(
         totals += [
             ("lost_swaps", "Blocks lost because too many others were being moved.", lambda: below.lost),
             ("swapped_bytes", "Bytes copied between the tiers.", lambda: swaps.bytes),
-            ("swap_seconds", "Time that this took.", lambda: swaps.seconds),
+            ("swap_seconds", "Time taken to copy them.", lambda: swaps.seconds),
         ]
         labelled += [
             (
@@ -221,7 +221,7 @@ class StepObserver:
         self._ledger = ledger
         self._clock = clock
         self._last_decode_s = 0.0
-        """The time of the last step's end, if it decoded anything and a request still waits for its next token."""
+        """The time of the last step's end, if it decoded and a request still waits for its next token; else 0."""
 
     def observe(self, step: EngineStep, outcome: StepOutcome, sampled: int) -> None:
         self._metrics.step(step, outcome, sampled)
@@ -235,8 +235,8 @@ class StepObserver:
         now_s = self._clock()
         if self._last_decode_s:
             running = self._members.running
-            kv_tokens = self._members.kv_tokens if decodes < running else step.kv_tokens  # some may have ended with it
+            kv_tokens = self._members.kv_tokens if decodes < running else step.kv_tokens  # some may have ended in it
             times = self._ledger.token_times
             times.decoded(decodes, now_s - self._last_decode_s, kv_tokens, running=running)
-        # If all requests have ended, the time until the next one comes is not a time between tokens.
+        # If all requests have ended, the time until the next request is not a time between tokens.
         self._last_decode_s = now_s if self._members.running else 0.0

@@ -24,7 +24,7 @@ WORKER_CALLERS: Callers = {
     # Only a load balancer may act for a tenant.
     "Session": frozenset((LB,)),
     "Generate": frozenset((LB,)),
-    # The session compares the hello's instance id with that of the certificate.
+    # The session compares the instance id in the hello with that of the certificate.
     "PrefillSession": frozenset((WORKER,)),
     "GetStatus": frozenset((LB, WORKER, ADMIN)),
 }
@@ -56,7 +56,7 @@ class WorkerServicer:
             self._prefill_sessions -= 1
 
     async def Generate(self, request: worker_pb2.GenerateRequest, context: Any) -> None:
-        """Writes the responses itself: so cancels always arrive here, and clients that read nothing are cut off."""
+        """Writes the responses itself, so that cancels always arrive here and clients that read nothing are cut."""
         updates = OutgoingUpdates(self._parts.limits.outbox_tokens, Pace(lambda: 1, self._parts.clock))
         running = self._sessions.decodes.submit(request.submission, updates)
         running.ended.add_done_callback(lambda _: updates.close())

@@ -1,4 +1,4 @@
-"""The rows as a table for people, as Markdown for the docs, and as JSON."""
+"""The results of the fault tests as a table for people, as Markdown for the docs, and as JSON."""
 
 from __future__ import annotations
 

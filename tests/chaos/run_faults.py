@@ -37,11 +37,11 @@ class FaultResult:
     away_s: float
     """Seconds from the fault to the victim's return."""
     idle_s: float | None
-    """Seconds from the last answer until no service holds anything of a request; None: not in time."""
+    """Seconds from the last answer until no service holds anything of any request; None: not in time."""
     left: dict[str, float]
     """Gauges that stayed above zero."""
     lag_s: float
-    """The longest delay of the clients' own timer: how much of the times the measuring process itself adds."""
+    """The longest delay of the clients' own timer: the measuring process adds as much to the measured times."""
     load: float
     """The machine's load average over a minute, at the end."""
     others: float
@@ -70,7 +70,7 @@ async def run_configuration(
 ) -> None:
     """Strikes one cluster again and again; ``done`` is called after each fault.
 
-    Before each fault it waits, for some minutes at most, until others take no more than ``busy_max`` of the machine."""
+    Before each fault, it waits, for some minutes at most, until others use no more than ``busy_max`` of the machine."""
     say("computing what the answers must be")
     jobs = configuration.jobs(random.Random(f"{seed} {configuration.name}"))
     cluster = LocalCluster(configuration.spec, evidence.logs / configuration.name, launch)

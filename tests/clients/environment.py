@@ -21,23 +21,23 @@ ENVIRONMENTS = ROOT / ".cache" / "clients"
 NO_INDEX = re.compile(
     r"from versions: none|connection broken|max retries|read timed out|name resolution", re.IGNORECASE
 )
-"""Errors of pip that mean no index was reached, or none that has the package."""
+"""Errors of pip which mean that no index was reached, or none that has the package."""
 
 
 class NotInstalled(Exception):
-    """pip could not install although there is an index, so the requirement is wrong."""
+    """The error when pip could not install from an index that answers: the requirement is wrong."""
 
 
 class NotHad(NotInstalled):
-    """The error when no index has the package, or it was too slow."""
+    """The error when no index has the package, or the index was too slow."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One call of ``pip install``.
 
-    ``alone``: without dependencies. ``needs_of``: instead of ``requirements``, the dependencies of this package,
-    installed ``alone`` before, except the packages ``without``."""
+    ``alone``: installs without dependencies. ``needs_of``: installs not ``requirements`` but the dependencies of this
+    package, which a step ``alone`` has installed, except the packages ``without``."""
 
     requirements: tuple[str, ...] = ()
     alone: bool = False

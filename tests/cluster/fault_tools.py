@@ -89,7 +89,7 @@ def make_asks(random_: random.Random, count: int, prompt_tokens: int, max_tokens
 
 
 def again(random_: random.Random, asks: list[Ask], max_tokens: int = 8) -> list[Ask]:
-    """Returns the same prompts with other sampling, which use the KV kept of them and expose any damage to it."""
+    """Returns the same prompts with other sampling: they reuse the KV kept for them and expose any damage to it."""
     return [Ask(ask.prompt, random_sampling(random_, max_tokens)) for ask in asks]
 
 

@@ -17,11 +17,11 @@ from services.worker.engines import create_engine
 
 BLOCK_TOKENS = 32
 ABREAST = 8
-"""Answers that the reference decodes in one step."""
+"""The number of answers that the reference decodes in one step."""
 ASK_BLOCKS = 64
-"""Blocks of the longest prompt with its answer."""
+"""The number of blocks of the longest prompt with its answer."""
 KEPT = 24
-"""Prompts whose KV the reference keeps; at least :data:`ABREAST`."""
+"""The number of prompts whose KV the reference keeps; at least :data:`ABREAST`."""
 
 
 @dataclass(frozen=True)

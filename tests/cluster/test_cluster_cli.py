@@ -54,7 +54,7 @@ def test_top_fails_once_where_one_does_not_answer(cluster, capsys):
         assert main(["top", "--once", "--every-s", "0.1", "--conductor", conductor, "--lb", lb]) == 1
         shown = capsys.readouterr().out
         assert missing in shown
-        assert there in shown, "it tells of the one that answers"
+        assert there in shown, "it shows the service that answers"
 
 
 def test_admin_talks_to_the_role_that_is_named(cluster, capsys):

@@ -30,7 +30,7 @@ def cached(cluster):
             answer = await asyncio.to_thread(
                 client.completions.create, **values, extra_headers=headers, extra_body=fields
             )
-            await wait_idle(cluster)  # by then the conductor knows the blocks that it left
+            await wait_idle(cluster)  # then the conductor knows the blocks that the prompt left
             return answer.usage.prompt_tokens_details.cached_tokens
 
         yield ask
@@ -38,7 +38,7 @@ def cached(cluster):
 
 @pytest.fixture
 def found(cached):
-    """A function that asks several times whether a prompt is reused: another instance may be sooner done without it."""
+    """A function that checks several times for reuse of a prompt: an instance without its KV may be done sooner."""
 
     async def ask(prompt: str, headers: dict[str, str] | None = None, **fields: object) -> bool:
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""The requests this instance owns: taken in, bounded, counted, ended."""
+"""The requests that this instance owns: it takes them in, limits them, counts them and ends them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Decodes:
         return sum([request.elsewhere for request in list(self._tasks)])
 
     def unfinished(self) -> list[str]:
-        """Returns the ids of the requests whose last update was not given out yet."""
+        """Returns the ids of the requests whose last update has not been handed out yet."""
         return [request.order.prompt.request_id for request in self._tasks if not request.ended.done()]
 
     def submit(self, submission: worker_pb2.Submission, updates: OutgoingUpdates) -> DecodeRequest:
-        """Takes a request in, with its updates to ``updates``.
+        """Takes in a request; its updates go to ``updates``.
 
-        Raises :class:`InvalidArgument`, :class:`NotFound` or :class:`FailedPrecondition`, see ``parse_submission``;
-        :class:`ResourceExhausted` for too many requests; :class:`Unavailable` if it drains or the engine hangs."""
+        Raises :class:`InvalidArgument`, :class:`NotFound` or :class:`FailedPrecondition` as ``parse_submission`` does,
+        :class:`ResourceExhausted` for too many requests, :class:`Unavailable` if this drains or the engine hangs."""
         parts = self.parts
         parts.check_serving("decode_instance")
         if len(self._tasks) >= parts.limits.max_requests:
@@ -81,13 +81,13 @@ class Decodes:
         return not self._tasks
 
     def give_up(self, why: str) -> None:
-        """Ends all requests with UNAVAILABLE: they go on elsewhere. Blocks are released when nothing touches them."""
+        """Ends all requests with UNAVAILABLE: they go on elsewhere. Blocks are released when nothing uses them."""
         error = Unavailable(f"{self.parts.served.instance_id} {why}", field="decode_instance")
         for request in list(self._tasks):
             request.abort.fire(error)
 
     async def close(self) -> None:
-        """Ends the remaining requests, and waits until nothing of them is here."""
+        """Ends the remaining requests, and waits until nothing of them is left here."""
         self.give_up("is stopping")
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))

@@ -16,29 +16,29 @@ LbStream = Accepted[worker_pb2.SessionResponse, worker_pb2.SessionRequest]
 class OutgoingUpdates:
     """The messages of one session's stream, with at most one update per request in each.
 
-    Waiting updates are merged. Waiting changes (about one per token, and per log-probability) are bounded by ``limit``:
-    a slower reader is cut off. The load that goes with a message comes from ``load``; None: no load. The iterator ends
-    when the updates are closed and all of them have gone."""
+    Waiting updates are merged. ``limit`` bounds the changes that wait (about one per token, and per log-probability): a
+    slower reader is cut off. A message carries the load that ``load`` returns; None: no load. The iterator ends when
+    the updates are closed and all of them have been sent."""
 
     def __init__(self, limit: int, pace: Pace, load: Callable[[], worker_pb2.Load | None] = lambda: None) -> None:
         self._end: TurnEnd[worker_pb2.SessionResponse] = TurnEnd(pace, self._make)
         self._limit = limit
         self._load = load
         self._message = worker_pb2.SessionResponse()
-        """The updates that wait, behind the messages that are composed."""
+        """The updates that wait, after the messages that have been assembled."""
         self._by_stream: dict[int, worker_pb2.StreamUpdate] = {}
         self._nudged = False
         self._told = False
-        """True if the turn's end knows of what is there now."""
+        """True if the end of this turn of the event loop will handle the waiting updates."""
         self.overflow: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with :class:`ResourceExhausted` when the limit is reached; waiting updates are lost then."""
         self.unsent = 0
-        """Changes not taken yet."""
+        """The number of changes that have not been taken yet."""
         self.closed = False
         """True once no more updates are taken."""
 
     def by(self, stream: LbStream | None) -> None:
-        """Lets messages go past the writer, by this stream; None ends that."""
+        """Lets messages bypass the writer through this stream; None ends that."""
         self._end.by(stream)
 
     def update(self, stream_id: int, changes: int = 1) -> worker_pb2.StreamUpdate:
@@ -62,7 +62,7 @@ class OutgoingUpdates:
         return update
 
     def apart(self, stream_id: int) -> worker_pb2.StreamUpdate:
-        """Returns an update that is merged with no other, to be filled in likewise."""
+        """Returns an update that is merged with no other; it must be filled in as soon as :meth:`update`'s."""
         merged = self._by_stream.pop(stream_id, None)
         update = self.update(stream_id)
         self._by_stream.pop(stream_id, None)
@@ -97,7 +97,7 @@ class OutgoingUpdates:
         self._nudged = self._told = False
 
     def _make(self) -> None:
-        """Assembles messages of what waits."""
+        """Assembles messages from the waiting updates."""
         message, made = self._message, self._end.messages
         self._forget()
         load = self._load()

@@ -1,4 +1,4 @@
-"""Random numbers without a generator's state: a request that goes on elsewhere draws the same ones."""
+"""Random numbers without a generator's state: a request that goes on elsewhere draws the same numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _NATIVE_MAX: Final = 1 << 62
 
-# The same as signed 64-bit numbers; the masks cut off the sign bits that a right shift brings in.
+# The same constants as signed 64-bit numbers; the masks cut off the sign bits that a right shift brings in.
 _SIGNED_GOLDEN: Final = _GOLDEN - (1 << 64)
 _FIRST: Final = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND: Final = 0x94D049BB133111EB - (1 << 64)
@@ -49,7 +49,7 @@ def _mixed(seed: int) -> int:
 
 
 def _native(mixed: i64, index: i64) -> float:
-    """Returns the same as :func:`uniform`, by compiled arithmetic, which wraps where Python's does not."""
+    """Returns the same as :func:`uniform`, in compiled arithmetic, which wraps where Python's does not."""
     value = mixed + (index + 1) * i64(_SIGNED_GOLDEN) + i64(_SIGNED_GOLDEN)
     value = (value ^ ((value >> 30) & i64(_LOW_34))) * i64(_FIRST)
     value = (value ^ ((value >> 27) & i64(_LOW_37))) * i64(_SECOND)

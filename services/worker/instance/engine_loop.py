@@ -43,19 +43,19 @@ class EngineLoop:
         self._clock = clock
         self._observe = observe
         self._steps: queue.SimpleQueue[EngineStep | None] = queue.SimpleQueue()
-        # Not _thread: __thread is a word of C, where this is compiled.
+        # Not _thread: in compiled code, __thread would be a word of C.
         self._computing = threading.Thread(target=self._work, name="pinyon-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stepping = False
         self._scheduled = False
         self._closed = False
         self._waiting: list[asyncio.Future[None]] = []
-        """The futures of those that wait for the present step's end."""
+        """The futures of tasks that wait for the present step's end."""
         self._step_timeout_s = step_timeout_s
         self._computations = 0
         self._watchdog = Watchdog(lambda: self._computations if self._stepping else None, step_timeout_s, self._late)
         self.hangs = False
-        """True while the present step takes too long: nobody knows whether it ever ends."""
+        """True while the present step takes too long: it may never end."""
         self.on_hang: Callable[[], None] = lambda: None
         """The callback for changes of ``hangs``."""
 
@@ -71,7 +71,7 @@ class EngineLoop:
             self._loop.call_soon(self._turn)
 
     async def step_over(self) -> None:
-        """Waits until the engine's thread does not touch anything that was removed from the members before."""
+        """Waits until the engine's thread no longer touches anything that was removed from the members before."""
         if self._stepping:
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(over)
@@ -80,7 +80,7 @@ class EngineLoop:
     async def close(self) -> None:
         """Ends the steps, and waits for the present one unless it hangs. This is for the end of the process.
 
-        A step that hangs is given up, and those that wait for its end go on, though the engine may still touch the
+        A step that hangs is abandoned, and tasks that wait for its end go on, though the engine may still touch the
         pool."""
         self._closed = True
         if self._stepping and not self.hangs:
@@ -114,7 +114,7 @@ class EngineLoop:
 
     def _done(self, step: EngineStep, outcome: StepOutcome) -> None:
         if not self._stepping:
-            return  # this step was given up
+            return  # this step was abandoned
         self._stepping = False
         if self.hangs:
             self.hangs = False
@@ -167,7 +167,7 @@ class EngineLoop:
                 _report(error)
                 one: list[int | Exception | None] = [error]
                 return StepOutcome(one if step.chunks else [], [error] if step.slots else [], 0.0)
-        # A failed step has advanced no request and can be repeated: each member alone, so that only faulty ones fail.
+        # A failed step has advanced no request. It is repeated for each member alone, so that only faulty ones fail.
         told = StepLogprobs()
         prefills = [self._prefill_alone(chunk, place, told) for place, chunk in enumerate(step.chunks)]
         decodes = [self._decode_alone(step, place, told) for place in range(len(step.slots))]

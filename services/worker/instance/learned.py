@@ -1,6 +1,6 @@
 """A batching policy's learned table, kept in a file from one life of a worker to the next.
 
-It holds for one kind of policy and one attention kernel: a table of others is not used, and a log line says so."""
+A table fits one kind of policy and one attention kernel: a table for others is not used, and a log line says so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = get_logger("batching")
 
 
 def restore_learned(path: Path, steps: StepScheduler, batching: str, kernel: str) -> None:
-    """Restores the table of the file, if it is of this policy and kernel.
+    """Restores the table in the file, if it is for this policy and kernel.
 
     A missing file is made later. A file that cannot be used is logged, and overwritten when the worker ends."""
     try:

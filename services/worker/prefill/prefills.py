@@ -1,4 +1,4 @@
-"""The prompts this instance computes: :class:`pinyon.batching.PromptQueue` with a task for each that has left it."""
+"""The prompts that an instance computes: a :class:`pinyon.batching.PromptQueue`, and a task per prompt that left it."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ class Prefills:
     ) -> PrefillJob:
         """Queues a prompt and returns its job. Raises :class:`ResourceExhausted` if the queue is full.
 
-        Raises :class:`Unavailable` if the instance drains or its engine hangs, and the request is another instance's.
-        """
+        Raises :class:`Unavailable` for another instance's request if this instance drains or its engine hangs."""
         parts = self.parts
         if target is not None:
             parts.check_serving("prefill_instance")
         now_s = parts.clock()
-        # Whatever is reused, the last token is computed: its logits are needed.
+        # Whatever is reused, the last token is computed, as its logits are needed.
         full = (len(order.tokens) - 1) // parts.served.layout.block_tokens
         prompt = Prompt(
             number=next(self._numbers),
@@ -64,13 +63,13 @@ class Prefills:
         return job
 
     def drop_queued(self, jobs: Iterable[PrefillJob], error: PinyonError) -> None:
-        """Ends those of the jobs that wait in the queue."""
+        """Ends those of the jobs that still wait in the queue."""
         for job in jobs:
             if job.prompt.number not in self._tasks:
                 self.cancel(job, error)
 
     def cancel(self, job: PrefillJob, error: PinyonError) -> None:
-        """Stops a job in any phase; its ``done`` follows when nothing of it is left."""
+        """Stops a job in any phase; its ``done`` follows when nothing of the job is left."""
         number = job.prompt.number
         if job.abort.fire(error) and number in self._jobs and number not in self._tasks:
             self._end(job)
@@ -84,7 +83,7 @@ class Prefills:
         return not self._jobs
 
     def give_up(self, why: str) -> None:
-        """Ends all prompts with UNAVAILABLE, of which their requesters are told at once."""
+        """Ends all prompts with UNAVAILABLE; their requesters are told at once."""
         error = Unavailable(f"{self.parts.served.instance_id} {why}", field="prefill_instance")
         for job in list(self._jobs.values()):
             self.cancel(job, error)
@@ -96,7 +95,7 @@ class Prefills:
             await asyncio.wait(list(self._tasks.values()))
 
     def _wake(self) -> None:
-        """Schedules one look at the queue in this turn of the event loop: prompts may be able to leave it."""
+        """Schedules one look at the queue in this turn of the event loop, as prompts may be able to leave it."""
         if (self.queue.queued or self.queue.waiting_for_others) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._start)

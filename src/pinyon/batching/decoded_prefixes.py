@@ -14,7 +14,7 @@ LEVEL_BLOCKS: Final = 4
 
 
 class DecodedPrefixes:
-    """The decoded requests by their prompts' full blocks, for any batching policy. New ones are indexed on demand."""
+    """The decoded requests by their prompts' full blocks, for any batching policy. Indexed on demand."""
 
     def __init__(self) -> None:
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1)
@@ -24,13 +24,13 @@ class DecodedPrefixes:
         self._levels = 0
         """Levels of requests in the tree."""
         self._shared: tuple[SharedPrefix, ...] | None = ()
-        """The last answer; None once requests came or went."""
+        """The last answer; None after requests came or went."""
 
     def __len__(self) -> int:
         return self._tree.active + len(self._new)
 
     def add(self, number: int, block_keys: Sequence[BlockKey]) -> None:
-        """Adds a request that is decoded from now on, or will be. Raises ``ValueError`` if it is known."""
+        """Adds a request that is decoded here from now on, or later. Raises ``ValueError`` if it is known."""
         if number in self._new or number in self._tree:
             raise ValueError(f"request {number} is here already")
         self._new[number] = block_keys[LEVEL_BLOCKS - 1 :: LEVEL_BLOCKS]
@@ -43,7 +43,7 @@ class DecodedPrefixes:
             self._shared = None
 
     def shared(self) -> tuple[SharedPrefix, ...]:
-        """Returns the prefixes by which most is read once, at most ``SHARED_PREFIXES_MAX``.
+        """Returns at most ``SHARED_PREFIXES_MAX`` prefixes: those whose shared reading saves most.
 
         The object stays the same until requests come or go. O(keys of new requests), and O(nodes) if there are any."""
         self._look()
@@ -58,7 +58,7 @@ class DecodedPrefixes:
         return self._shared
 
     def formed(self) -> Formed:
-        """Returns figures as if all requests were one batch."""
+        """Returns the figures of a batch that holds all requests."""
         self._look()
         count, depth = self._tree.active, self._tree.tip_depth
         homogeneity = depth * count / self._levels if self._levels else 0.0

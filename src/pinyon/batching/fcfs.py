@@ -1,4 +1,4 @@
-"""First come, first served, but room that the first request cannot use is not left idle."""
+"""The policy "first come, first served", which does not leave room idle that the first request cannot use."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from pinyon.batching.policy import BatchRequest, HeldBlocks, StepSeen
 from pinyon.batching.waiting_line import ByNumber, passed_over_max_s
 
 LOOK_AHEAD = 8
-"""Requests without room that are passed over, at most."""
+"""The maximum number of requests without room that are passed over."""
 PATIENCE_S = 1.0
-"""The least seconds before others give way: most end soon by themselves, and giving way means computing again."""
+"""The least seconds before others give way: most end soon by themselves, and giving way means recomputing."""
 PASSED_MAX_S = 10.0
-"""Seconds for which prompts for other instances may go before a decoded request (:func:`passed_over_max_s`)."""
+"""Seconds for which prompts for other instances may pass a decoded request (:func:`passed_over_max_s`)."""
 PATIENT_STAYS = 2.0
-"""Mean stays before others give way, if that is longer than :data:`PATIENCE_S`.
+"""The number of mean stays before others give way, if that is longer than :data:`PATIENCE_S`.
 
-Where requests stay long, giving way every second would have all computed again and again, and none would end."""
+Where requests stay long, giving way every second would make all recompute again and again, and none would end."""
 PATIENCE_MAX_S = 60.0
 STAY_WEIGHT = 0.05
-"""Weight of the last request in the mean stay."""
+"""The weight of the request that ended last in the mean stay."""
 
 
 class Fcfs:
     """A policy of first come, first served; see :class:`pinyon.batching.interface.BatchingPolicy`.
 
-    A request without room holds up those behind it only if it would have room without those that came after it. Those
-    are to end, or, if that takes much longer than a request does, to give way. As long as what came before it takes too
-    much, others may have what is left; it gets that back when its turn comes.
+    A request without room holds up those behind it only if it would have room without the requests that came later. It
+    waits until these end or, if that takes much longer than a usual stay, until they give way. While requests that came
+    earlier take too much room, later ones may use what is left, and the request gets it back when its turn comes.
 
-    A prompt for another instance holds up the others for a moment in any case. Otherwise, two instances full of
-    requests that wait for each other's prompts would stand still. For the same reason, such prompts pass a decoded
-    request until others are to give way for it, or it has waited for its limit. A request that lacks only a slot holds
-    up none that needs none.
+    A prompt for another instance holds up the others for a moment in any case. Otherwise, two instances would stand
+    still if each were full of requests that wait for prompts on the other. For the same reason, such prompts may pass a
+    decoded request without room, until others give way to it or it has waited for its limit. A request that lacks only
+    a slot does not hold up prompts for other instances, which need none.
 
-    Decoded requests may stand in another ``line`` than that in which they came."""
+    Decoded requests may wait in another ``line`` than the order of arrival."""
 
     def __init__(self, holdings: HeldBlocks, line: WaitingLine | None = None) -> None:
         self._holdings = holdings
         self._decoded: WaitingLine = ByNumber() if line is None else line
         self._foreign: WaitingLine = ByNumber()
         self._running: dict[int, float | None] = {}
-        """Times since which decoded requests are here; None for prompts of other instances."""
+        """The time since which each request is here; None for prompts of other instances."""
         self._gone: dict[int, float] = {}
-        """Times of requests removed since the last ``admit``: they have ended, or wait again."""
+        """The times when requests removed since the last ``admit`` began; they have ended, or wait again."""
         self._stay_s = 0.0
-        """Mean seconds that requests which ended were here."""
+        """The mean seconds for which ended requests were here."""
         self._claimant: int | None = None
         self._since_s: dict[int, float] = {}
-        """Times at which waiting requests were passed over first."""
+        """The times at which waiting requests were first passed over."""
 
     @property
     def waiting(self) -> int:
@@ -85,7 +85,7 @@ class Fcfs:
         passed = [0, 0]  # per line: prompts for other instances, decoded requests
         while passed[0] + passed[1] < LOOK_AHEAD and (request := self._next(slots, passed)) is not None:
             number = request.number
-            # This runs at every release: it must cost little while there is no room.
+            # This runs at every release, so it must cost little while there is no room.
             missing = request.blocks - request.reusable
             behind = self._holdings.behind(number) if missing > room_blocks else 0
             if missing <= room_blocks + behind:
@@ -101,8 +101,8 @@ class Fcfs:
             passed[request.decodes] += 1
             waited_s = now_s - self._since_s.setdefault(number, now_s)
             if missing <= room_blocks + (behind or self._holdings.behind(number)):
-                # Requests behind a prompt for another instance may wait in turn: then none ends by itself, and how long
-                # they stay says nothing.
+                # Requests behind a prompt for another instance may be waiting for prompts there. None of them ends by
+                # itself then, and the mean stay says nothing.
                 long = waited_s >= (patience_s if request.decodes else PATIENCE_S)
                 if long and self._line(request).claims(number):
                     self._claimant = number
@@ -116,7 +116,7 @@ class Fcfs:
         return chosen
 
     def _measure(self, now_s: float) -> None:
-        """Updates the mean stay by requests that ended. One that gave way waits again, and counts at its end."""
+        """Updates the mean stay from requests that ended. Those that gave way count at their end."""
         for number in [number for number in self._gone if number not in self._decoded]:
             stay_s = now_s - self._gone.pop(number)
             self._stay_s += (STAY_WEIGHT if self._stay_s else 1.0) * (stay_s - self._stay_s)

@@ -16,7 +16,7 @@ from pinyon.core.policies import NoSettings, Registry
 
 
 def _everybody(kernel: str) -> None:
-    """Returns None: a step decodes all that run."""
+    """Returns None, which means that a step decodes all running requests."""
 
 
 class _Made(NamedTuple):

@@ -1,8 +1,8 @@
-"""The seam where a batching policy plugs in: which request is admitted next, before it holds any KV memory.
+"""The interface of a batching policy, which decides what request is admitted next, before it holds any KV memory.
 
-The policy is told of every request that waits and of every one that leaves. So it can keep an index of its own
+The policy is told of every request that waits and of every request that leaves. So it can keep an index of its own
 (FEATHER's chunked hash tree, §4.2) instead of looking at all requests in each step. An admitted request gets its blocks
-at once: those that it reuses and, for the rest, empty ones."""
+at once: those that it reuses, and empty ones for the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BatchRequest:
     number: int
     prompt_tokens: int
     blocks: int
-    """Blocks held after admission: for the prompt and, if it is decoded here, the token after that."""
+    """Blocks held after admission: for the prompt and, if the request is decoded here, for its next token."""
     block_keys: tuple[BlockKey, ...] = ()
     """Keys of the prompt's full blocks: equal keys mean an equal prefix."""
     reusable: int = 0
@@ -31,23 +31,23 @@ class BatchRequest:
     arrived_s: float = 0.0
     """The time of its arrival at this instance, by the clock of ``admit``."""
     traits: Traits | None = None
-    """Traits that eviction is told; None: unknown. No more of its class, as a journal has what decisions are told."""
+    """Traits for eviction; None: unknown. A journal records what decisions are told, so other class fields stay out."""
     seconds: float = 0.0
     """Predicted seconds to compute its prompt; 0: unknown."""
     deadline_s: float = 0.0
     """The time at which its first token is due, by the same clock; 0: unknown."""
     computes: bool = False
-    """True if its ``reusable`` keys are computed here and published, where others have not done so.
+    """True if this instance computes and publishes the ``reusable`` keys where no other request has done so.
 
-    Blocks that another such request has for them already are neither counted nor held twice."""
+    Blocks that another such request already has for these keys are neither counted nor held twice."""
 
 
 class BlockNeed(NamedTuple):
-    """The needs of a request: ``held`` blocks have content already."""
+    """The blocks that a request needs; ``held`` of them have content already."""
 
     held: int
     missing: int
-    """Blocks it takes out of the room; unused blocks are part of the room, held or not."""
+    """Blocks that the request takes out of the room. Blocks that nobody uses are part of the room, cached or not."""
 
 
 class HeldBlocks(Protocol):
@@ -57,17 +57,17 @@ class HeldBlocks(Protocol):
         """Returns what a request needs, in O(its reusable keys)."""
 
     def behind(self, number: int) -> int:
-        """Returns the blocks, also shared ones, of later admitted requests: decoded or in prefill. O(admitted)."""
+        """Returns the blocks, shared ones included, of admitted requests that came later. O(admitted)."""
 
 
 class StepSeen(NamedTuple):
-    """An ended engine step, or ``steps`` equal ones in a row: tokens decoded, prompt tokens computed, and the time."""
+    """A finished engine step, or ``steps`` equal ones in a row: decoded tokens, computed prompt tokens, and time."""
 
     decoded: int
     prefill_tokens: int
     seconds: float
     steps: int = 1
     growth_s: float = 0.0
-    """Seconds by which each of several steps was longer than the one before it."""
+    """Seconds by which each of several steps took longer than the one before it."""
     decode_s: float = 0.0
-    """Seconds that decoding took of a step that also computed prompts, if the engine knows; 0 otherwise."""
+    """Seconds of a step with prompts that decoding took, if the engine knows; otherwise 0."""

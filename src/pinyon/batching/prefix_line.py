@@ -1,8 +1,8 @@
-"""A line of requests that wait for KV memory: first those that share most with what is here (FEATHER §4.2).
+"""A line of requests that wait for KV memory. Those that share most with admitted requests come first (FEATHER §4.2).
 
-The chunked hash tree says which request misses least of what the admitted ones have. That one takes the least room, and
-makes the batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more. None is passed over for longer than
-a limit: the paper's loop would let a popular prefix run forever."""
+The chunked hash tree says which request lacks least of what admitted requests hold. That request takes the least room,
+and makes the batches of steps (:mod:`pinyon.batching.rounds`) larger rather than more numerous. No request is passed
+over for longer than a limit: with the paper's loop, a popular prefix could run forever."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pinyon.core.policies import check_bounds
 class SharedPrefixSettings:
     """Options of :class:`BySharedPrefix`. ``chunk_blocks``: full blocks of a prompt that are one level of the tree.
 
-    ``passed_over_s``: a request is next after waiting so long while later ones went first. That wait is at
-    most half of the time to the deadline of its first token (:func:`passed_over_max_s`)."""
+    ``passed_over_s``: a request is next when later ones have gone before it for so many seconds. That limit is at most
+    half of the time to the deadline of its first token (:func:`passed_over_max_s`)."""
 
     chunk_blocks: int = 4
     passed_over_s: float = 10.0
@@ -34,7 +34,7 @@ class SharedPrefixSettings:
 
 
 class StoppingRule(StrEnum):
-    """The rule by which ``feather`` decides that a batch stays as it is."""
+    """The rule by which ``feather`` decides that a batch takes no more requests."""
 
     BANDIT = "bandit"
     HEURISTIC = "heuristic"
@@ -43,40 +43,40 @@ class StoppingRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeatherSettings(SharedPrefixSettings):
-    """Options of the whole policy ``feather``: with ``stop``, the rule by which a batch stays as it is."""
+    """Options of the whole policy ``feather``; ``stop`` is the rule by which a batch takes no more requests."""
 
     stop: StoppingRule = StoppingRule.BANDIT
 
     def stopping(self, kernel: str = "") -> StoppingPolicy:
-        """Returns the rule for a ``kernel``: how the engine's decode attention reads shared KV.
+        """Returns the rule for a ``kernel``: the way in which the engine's decode attention reads shared KV.
 
-        Where each group of a batch reads its own prefix once (``grouped``, as PAT does), a larger batch costs no prefix
-        anything. Rules that keep it from growing are of no use, and those that learn find that out."""
+        If each group of a batch reads its own prefix once (``grouped``, as in PAT), a larger batch makes no prefix
+        dearer. Rules that keep the batch from growing are of no use then, and learning rules find that out."""
         if self.stop is StoppingRule.BANDIT:
             return Bandit()
         return Heuristic() if self.stop is StoppingRule.HEURISTIC and kernel != GROUPED else Always()
 
 
 class BySharedPrefix(AgainFirst):
-    """A :class:`pinyon.batching.interface.WaitingLine` by shared prefix, after those that gave way, as they came.
+    """A :class:`pinyon.batching.interface.WaitingLine` by shared prefix; requests that gave way come first, by arrival.
 
-    If the request whose turn it is has no room, no other is asked. The ``tree`` says which is next."""
+    If the request whose turn it is has no room, no other is asked. The ``tree`` says whose turn it is."""
 
     def __init__(self, settings: SharedPrefixSettings, tree: ChunkedHashTree[int] | None = None) -> None:
         super().__init__()
         self._settings = settings
         self._tree: ChunkedHashTree[int] = ChunkedHashTree(1) if tree is None else tree
-        """Tree in which new requests wait, and taken ones are active."""
+        """The tree in which new requests wait, and admitted ones are active."""
         self._running: set[int] = set()
         self._unpassed: OrderedDict[int, None] = OrderedDict()
-        """New requests that no later one went before yet, in order of arrival."""
+        """New requests before which no later one has gone yet, in order of arrival."""
         self._passed_s: dict[int, float] = {}
-        """Times since which the others were passed over."""
+        """The times since which the other new requests are passed over."""
         self._due: list[tuple[float, int]] = []
-        """Heap of when their limits end, also of some that have left."""
+        """A heap of the times when these requests' limits end, including some requests that have left."""
         self._now_s = 0.0
         self._waited_s: dict[int, float] = {}
-        """Seconds that requests taken since the last ``begin`` had been passed over."""
+        """The seconds for which requests taken since the last ``begin`` had been passed over."""
 
     def _path(self, request: BatchRequest) -> tuple[bytes, ...]:
         chunk = self._settings.chunk_blocks
@@ -144,7 +144,7 @@ class BySharedPrefix(AgainFirst):
         self._run(number)
 
     def _pass_over_before(self, number: int) -> None:
-        """Marks earlier requests as passed over, each for the first time once."""
+        """Marks as passed over, once each, the requests that came before this one."""
         while self._unpassed:
             first = next(iter(self._unpassed))
             if first > number:

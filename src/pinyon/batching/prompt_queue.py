@@ -1,8 +1,8 @@
-"""Prompts to compute: a bounded queue, and a few in progress at once.
+"""Prompts to compute: a bounded queue, and a few that are in progress at once.
 
-A prompt whose next block is being computed (or fetched) by another one waits for that one, since a prefix is never
-computed twice. Prompts behind it that share nothing go first meanwhile. A prompt in progress *claims* what it will
-bring until that is published or the prompt ends.
+A prompt waits while another one computes (or fetches) the block that it needs next, since a prefix is never computed
+twice. Meanwhile, prompts behind it that share nothing go first. A prompt in progress *claims* the blocks that it will
+bring, until they are published or the prompt ends.
 
 After any change, more prompts may be able to leave the queue: :meth:`PromptQueue.start` says which."""
 
@@ -22,7 +22,7 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.errors import ResourceExhausted
 
 LOOK_AHEAD = 32
-"""Queued prompts that are searched for one that does not wait for another."""
+"""The number of queued prompts among which one that waits for no other is searched."""
 
 
 class Prefixes(Protocol):
@@ -40,7 +40,7 @@ class Prefixes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of ``tokens`` tokens. ``number`` is unique as long as it lives."""
+    """A prompt of ``tokens`` tokens. No other prompt has its ``number`` while it lives."""
 
     number: int
     tokens: int
@@ -49,7 +49,7 @@ class Prompt:
     reusable: int
     """Leading keys whose blocks it may reuse."""
     owned: bool
-    """True if it brought its KV memory along, so it never waits for room."""
+    """True if the prompt came with KV memory of its own, so it never waits for room."""
     arrived_s: float = 0.0
     shared: bool = True
     """True if others may reuse what it computes."""
@@ -76,13 +76,13 @@ class PromptQueue:
         self._active: dict[int, Prompt] = {}
         self._roomless: set[int] = set()
         self._back: dict[int, None] = {}
-        """Prompts in progress that wait for what another one computes."""
+        """Prompts in progress that wait for blocks that another prompt computes."""
         self._claims: dict[BlockKey, int] = {}
         self._left: dict[int, int] = {}
         self._wanted: dict[int, int] = {}
-        """Number of leading keys that are spared for each prompt without blocks."""
+        """The number of leading keys whose blocks are kept from eviction for each prompt that has no blocks yet."""
         self.pending_tokens = 0
-        """Prompt tokens accepted and neither computed nor reused yet."""
+        """Accepted prompt tokens that are neither computed nor reused yet."""
 
     # -- figures
 
@@ -111,11 +111,11 @@ class PromptQueue:
 
     @property
     def held_up(self) -> int:
-        """Queued prompts for other instances that may not leave, as others before them wait for KV memory."""
+        """Queued prompts for other instances that may not leave, since prompts before them wait for KV memory."""
         return self.foreign_queued if self._roomless else 0
 
     def left(self, number: int) -> int:
-        """Returns the tokens left of a prompt; 0 if it is not known."""
+        """Returns how many of a prompt's tokens are left; 0 if the prompt is not known."""
         return self._left.get(number, 0)
 
     def work(self, number: int, position: int) -> PromptWork:
@@ -136,7 +136,7 @@ class PromptQueue:
             self._owned[prompt.number] = None
         self._order.add(prompt.number, now_s, prompt.seconds, prompt.deadline_s or math.inf)
         self._left[prompt.number] = prompt.tokens
-        if not prompt.owned:  # an owned one has what is held of it
+        if not prompt.owned:  # an owned prompt holds its cached blocks already
             self._wanted[prompt.number] = self._prefixes.want(prompt.keys[: prompt.reusable])
         self.pending_tokens += prompt.tokens
 
@@ -146,10 +146,10 @@ class PromptQueue:
         back = self._let_go() if self._back else []
         room = self._slots - (len(self._active) - len(self._roomless))
         if room > 0 and self._queue:
-            for number in self._next(now_s):  # lazily, as each turn has its price
+            for number in self._next(now_s):  # lazily, as each turn is costly
                 prompt = self._queue[number]
                 if self._roomless and not prompt.owned:
-                    continue  # others wait for KV memory before it
+                    continue  # prompts before it wait for KV memory
                 held = self._prefixes.match_prefix(prompt.keys)
                 if self._behind(prompt, held):
                     continue
@@ -177,15 +177,15 @@ class PromptQueue:
         return gone
 
     def _next(self, now_s: float) -> Iterator[int]:
-        """Returns the prompts to look at. While others wait for KV memory, only those that brought theirs may start.
+        """Returns the prompts to look at. While others wait for KV memory, only prompts that brought theirs may start.
 
-        However many stand before these, they may be what the others wait for."""
+        These may start however far behind they are, since the others may be waiting for the memory that they hold."""
         if self._roomless:
             return islice(self._owned, LOOK_AHEAD)
         return islice(self._order.turns(now_s), LOOK_AHEAD)
 
     def _behind(self, prompt: Prompt, held: int) -> bool:
-        """Returns whether another prompt computes (or fetches) what it needs next, after the ``held`` leading keys."""
+        """Returns whether another prompt computes (or fetches) the block that follows the ``held`` leading keys."""
         return held < prompt.reusable and self._claims.get(prompt.keys[held], prompt.number) != prompt.number
 
     def waits(self, number: int) -> bool:
@@ -204,14 +204,14 @@ class PromptQueue:
         self._claim(prompt, self._prefixes.match_prefix(prompt.keys))
 
     def reserved(self, number: int) -> None:
-        """Records that what was held of the prompt is its own now."""
+        """Records that the prompt now holds its cached blocks itself, so they need no more protection."""
         self._unwant(self._active[number])
 
     def held_back(self, number: int) -> bool:
         """Returns whether a prompt that has its blocks must wait until :meth:`start` names it again.
 
-        While it waited for room, others may have begun with what it needs next, or something held may be gone.
-        Afterwards, it looks for what is held once more."""
+        While the prompt waited for room, another one may have begun to compute the block that it needs next, or a
+        cached block may be gone. Once :meth:`start` names the prompt, it looks up the cached blocks again."""
         prompt = self._active[number]
         held = self._prefixes.match_prefix(prompt.keys)
         self._claim(prompt, held)
@@ -236,12 +236,12 @@ class PromptQueue:
                 claims[key] = claimed
 
     def advanced(self, number: int, tokens: int) -> None:
-        """Subtracts computed ``tokens``; below 0 when something reused turned out not to be there."""
+        """Subtracts computed ``tokens``. The rest falls below 0 if reused blocks turned out not to be there."""
         self._left[number] -= tokens
         self.pending_tokens -= tokens
 
     def end(self, number: int) -> bool:
-        """Removes a prompt that is done or was given up. Returns False if it is not known."""
+        """Removes a prompt that is done or was abandoned. Returns False if it is not known."""
         prompt = self._queue.pop(number, None)
         if prompt is not None:
             self._owned.pop(number, None)
@@ -260,7 +260,7 @@ class PromptQueue:
     # -- claims
 
     def _claim(self, prompt: Prompt, held: int) -> None:
-        """Claims what the prompt will compute (or fetch), all but the ``held`` leading keys: others need not."""
+        """Claims the blocks that the prompt will compute (or fetch), after its ``held`` leading keys."""
         if prompt.shared:
             claims, number = self._claims, prompt.number
             for key in prompt.keys[held:]:

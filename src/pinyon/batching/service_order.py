@@ -1,4 +1,4 @@
-"""The order in which prompts are computed: those that wait at an instance, or those in progress in a step."""
+"""The order in which prompts are computed: either those that wait at an instance, or those in progress in a step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pinyon.batching.interface import ServiceOrder, Waiting
 from pinyon.core.policies import NoSettings, Registry, check_bounds
 
 LEAST_S = 0.001
-"""The least seconds of a turn, whatever was predicted: hardly any step of an engine is shorter."""
+"""The least seconds of a turn, whatever was predicted: hardly any engine step is shorter."""
 EXAMINED_MAX = 256
 STALE_MAX = 64
-"""Entries of prompts that have left, besides some for each that waits: more are thrown away."""
+"""The number of entries for departed prompts above which they are removed; each waiting prompt allows one more."""
 
 What = TypeVar("What")
 
 
 class _Arrived(Generic[Waiting, What]):
-    """Waiting prompts in order of arrival, with what is to be known of them."""
+    """Waiting prompts in order of arrival, with the facts that the order needs about them."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[Waiting, What] = OrderedDict()  # a dict is slow to take from its front
+        self._all: OrderedDict[Waiting, What] = OrderedDict()  # removing the first entry of a dict is slow
 
     def take(self, waiting: Waiting, now_s: float) -> None:
         self.remove(waiting)
@@ -61,7 +61,7 @@ class FifoOrder(_Arrived[Waiting, None]):
 class AgeingSettings:
     """Options of :class:`ShortestInTime`.
 
-    Prompts late by ``age_s`` go before all, so that none starves; the SLO counts as ``patience_s`` at most."""
+    A prompt late by over ``age_s`` goes first; late from its deadline or, if sooner, ``patience_s`` after it came."""
 
     age_s: float = 10.0
     patience_s: float = 60.0
@@ -71,9 +71,9 @@ class AgeingSettings:
 
 
 class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
-    """The shortest prompt whose first token can still be in time; then the others in order of arrival.
+    """The shortest prompt whose first token can still be in time; after such prompts, the others in order of arrival.
 
-    Prompts that are late for long go before all of them. Each call looks at all prompts."""
+    Prompts that have been late for long go before all of them. Each call looks at all prompts."""
 
     name: ClassVar[str] = "shortest_in_time"
     short_first: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class ShortestInTime(_Arrived[Waiting, tuple[int, float, float, float]]):
 class MostInTimeSettings(AgeingSettings):
     """Options of :class:`MostInTime`, as :class:`AgeingSettings`. Aged prompts get ``aged_share`` of others' time.
 
-    Where more comes than can be computed, all prompts are late for long in the end, and none would be in time."""
+    If aged prompts always went first, overload would age all prompts in the end, and none would be in time."""
 
     age_s: float = 20.0
     aged_share: float = 0.25
@@ -125,20 +125,20 @@ class _Prompt(NamedTuple):
     number: int
     seconds: float
     late_s: float
-    """The time from which it is late."""
+    """The time from which the prompt counts as late."""
 
 
 class MostInTime(Generic[Waiting]):
-    """The order with the most prompts in time, and of those the shortest first as far as that makes none late.
+    """The order with the most prompts in time. Among these, the shortest goes first as far as that makes none late.
 
-    These prompts are found as Moore (1968) does for one machine. They are taken by deadline, and whenever one more
-    would be late, the longest so far is left out. When none can, the late ones come, in the order in which they were
-    found late.
+    Moore's algorithm (1968) for one machine finds these prompts. It takes prompts by deadline, and whenever one more
+    would be late, it leaves out the longest so far. When no prompt can be in time, the late ones follow, in the order
+    in which they were found late.
 
-    Prompts that are late for long go before all, as often as their share allows. The next one goes, at the latest, when
-    others have had ``1 / aged_share`` times what the aged ones had since their last turn. A turn counts as ``LEAST_S``
-    at least. For another prompt of unknown length, a turn lasts until the next one. Of very many that could be in time,
-    the ``EXAMINED_MAX`` with the first deadlines are looked at."""
+    Prompts that have been late for long are *aged*. They go before all others, as often as their share allows. The next
+    aged one goes at the latest when others have had ``1 / aged_share`` times what aged ones had since their last turn.
+    A turn counts as at least ``LEAST_S``. If a prompt that is not aged has an unknown length, its turn lasts until the
+    next turn. If very many could be in time, only the ``EXAMINED_MAX`` with the first deadlines are looked at."""
 
     name: ClassVar[str] = "most_in_time"
     short_first: ClassVar[bool] = True
@@ -147,21 +147,21 @@ class MostInTime(Generic[Waiting]):
         self._age_s, self._patience_s = settings.age_s, settings.patience_s
         self._aged_share = settings.aged_share
         self._credit_s = 0.0
-        """Time due to prompts that are late for long: their share, less what they had. 0 or more: it is their turn."""
+        """The time that aged prompts are owed: their share, less what they had. From 0 on, it is their turn."""
         self._unsaid = False
-        """True if the last turn was of another prompt, of unknown length: the clock tells how long it takes."""
+        """True if the last turn was of a prompt, not aged, of unknown length: the clock tells how long it takes."""
         self._now_s = 0.0
-        """Time when turns were asked for last."""
+        """The last time when turns were asked for."""
         self._came = 0
         self._all: dict[Waiting, _Prompt] = {}
         self._open: list[tuple[_Prompt, Waiting]] = []
-        """Prompts that could still be in time when they were looked at last, in order."""
+        """Prompts that could still be in time when they were last looked at, in order."""
         self._late: OrderedDict[Waiting, None] = OrderedDict()
         """Late prompts, in the order in which they were found late."""
         self._aged: OrderedDict[Waiting, None] = OrderedDict()
-        """Prompts that are late for long, in the same way."""
+        """Prompts that have been late for long (aged), in the order in which they were found so."""
         self._ages: list[tuple[float, int, Waiting]] = []
-        """Heap of the times from which prompts are late, also of some that have left."""
+        """A heap of the times from which prompts count as late, including some prompts that have left."""
 
     def add(self, waiting: Waiting, came_s: float, seconds: float, deadline_s: float) -> None:
         self._came += 1
@@ -208,7 +208,7 @@ class MostInTime(Generic[Waiting]):
         self._unsaid = seconds <= 0 and not aged
         if aged:
             self._credit_s -= max(LEAST_S, seconds)
-        elif self._aged:  # their turn is not saved up while they cannot take it
+        elif self._aged:  # aged prompts save up no credit while they cannot use it
             self._credit_s = min(0.0, self._credit_s) + self._aged_share * max(LEAST_S, seconds)
 
     def remove(self, waiting: Waiting) -> None:
@@ -238,7 +238,7 @@ class MostInTime(Generic[Waiting]):
         return 0 if prompt is None else prompt.number
 
     def _grow_old(self, now_s: float) -> None:
-        """Moves prompts that are now late, or late for long, each once. Time passes for those moved before."""
+        """Moves prompts that have become late, or aged, each once. First credits aged prompts for the time since."""
         if self._unsaid and self._aged and self._credit_s < 0 and now_s > self._now_s:
             self._credit_s = min(0.0, self._credit_s + self._aged_share * (now_s - self._now_s))
         self._now_s = now_s
@@ -257,7 +257,7 @@ def _prompt_of(entry: tuple[_Prompt, object]) -> _Prompt:
 
 
 def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -> int:
-    """Returns the place of the prompt to compute first; each of them could be in time by itself."""
+    """Returns the index of the prompt to compute first; each of them could be in time if it were alone."""
     ends_s = now_s
     longest: list[tuple[float, int]] = []
     left_out: set[int] = set()
@@ -273,7 +273,7 @@ def _shortest_in_time(prompts: Sequence[tuple[_Prompt, object]], now_s: float) -
     for place, (prompt, _) in enumerate(prompts):
         if place in left_out:
             continue
-        # A shorter one goes before those with earlier deadlines if all of them have so much time.
+        # A shorter prompt goes before those with earlier deadlines if each of them has that much slack.
         if chosen < 0 or (prompt.seconds < prompts[chosen][0].seconds and prompt.seconds <= slack_s):
             chosen = place
         ends_s += prompt.seconds
@@ -291,4 +291,4 @@ SERVICE_ORDERS: Registry[ServiceOrder[object]] = Registry(
     ServiceOrder,
 )
 SERVICE_ORDER_DEFAULT = MostInTime.name
-"""The default of a worker, and of a simulation."""
+"""The default of a worker and of a simulation."""

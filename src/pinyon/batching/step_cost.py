@@ -1,8 +1,8 @@
-"""The time of a step with a chunk of a prompt, by the steps so far, and the chunk that keeps it within a limit.
+"""An estimate of the time of a step with a chunk of a prompt, and the chunk size that keeps a step within a limit.
 
-Decoded requests get their next tokens when the step is over, so a chunk's time is added to the time between tokens.
-Sarathi-Serve bounds that by a number of tokens, but attention makes a token cost more the deeper its chunk stands.
-Nothing is known of the engine beforehand."""
+Decoded requests get their next tokens when the step is over, so a chunk's time adds to the time between tokens.
+Sarathi-Serve limits the chunk's number of tokens. But attention makes a token cost more the deeper its chunk is.
+Nothing is known of the engine beforehand; the estimate learns from past steps."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Final
 from pinyon.batching.policy import StepSeen
 
 PROMPT_SHARE: Final = 0.25
-"""The least time for prompts, as a share of decoding's: else a batch that fills the limit would all but stop them."""
+"""The least time for prompts, as a share of decoding's. Without it, a batch that fills the limit all but stops them."""
 OTHER_WEIGHT: Final = 0.25
 """Weight of the last step without prompts: the requests it decodes change slowly."""
 KEPT: Final = 0.97
-"""Factor by which the weight of earlier chunks fades in each step: about thirty count."""
+"""Factor by which the weight of earlier chunks fades in each step: in effect, about thirty steps count."""
 UNUSUAL: Final = 4.0
-"""Factor over the expected time that makes a step unusual, if chunks stood as deep before.
+"""Factor over the expected time that makes a step unusual, if earlier chunks were as deep.
 
-Such a step counts if there was another one of late. A step that stood still for a second (memory, another process)
-would keep chunks small for a hundred steps."""
+An unusual step counts only if there was another one of late. Otherwise, one step that stood still for a second (memory,
+another process) would keep chunks small for a hundred steps."""
 RARE: Final = 30
-"""Steps with chunks between ignored ones, about as many as are remembered. More often, it is what chunks cost."""
+"""The least number of steps with chunks between ignored ones. More frequent unusual steps show the true cost."""
 SEEN: Final = 2.0
-"""Factor over the deepest chunk of late: nothing is known yet of deeper ones."""
+"""Factor over the deepest recent chunk up to which a step can be unusual: of deeper chunks, nothing is known yet."""
 FLAT: Final = 1e-6
-"""Variance of depth, divided by its square, up to which depth explains nothing."""
+"""Variance of depth, divided by its square, up to which depth is taken to explain nothing."""
 
 
 class StepCost:
-    """An estimate of step times, which is told of each step what was in it and how long it took.
+    """An estimate of step times. It is told, for each step, the chunks that were in it and how long it took.
 
-    Decoding takes the mean of the last steps that did nothing else, or whose engine told it. The rest of a step is its
-    chunks': a time for each token, and more for each token before it. That is a straight line through what was seen,
-    where older steps weigh less."""
+    The time of decoding is a mean over recent steps without prompts, and steps whose engine measured it. The rest of a
+    step's time is its chunks'. Each token costs a fixed time, and more for each token before it. A straight line
+    through the observations gives both, where older steps weigh less."""
 
     def __init__(self) -> None:
         self.decode_s = 0.0
@@ -49,7 +49,7 @@ class StepCost:
         """Depth of the deepest chunk; earlier ones count less."""
 
     def saw(self, chunks: Iterable[tuple[int, int]], step: StepSeen) -> None:
-        """Learns from a step. ``chunks``: ``[start, end)`` of each that was in it."""
+        """Learns from a step. ``chunks``: the range ``[start, end)`` of each chunk that was in it."""
         tokens, depth = 0, 0.0
         for start, end in chunks:
             tokens += end - start
@@ -78,7 +78,7 @@ class StepCost:
         self._xy = KEPT * self._xy + x * y
 
     def _decoded(self, step: StepSeen) -> None:
-        """Learns as if each of the steps were told by itself, each longer than the one before by the same time."""
+        """Learns from several steps as if each were told alone; each took ``growth_s`` longer than the one before."""
         steps, growth_s = step.steps, step.growth_s
         first_s = step.seconds / steps - growth_s * (steps - 1) / 2
         if self.decode_s <= 0.0:
@@ -93,7 +93,7 @@ class StepCost:
         self.decode_s = last_s - lag_s + rest**steps * (self.decode_s - (first_s - growth_s - lag_s))
 
     def line(self) -> tuple[float, float]:
-        """Returns the seconds of a prompt's first token, and how much more each token takes for each before it."""
+        """Returns the seconds of a prompt's first token, and the extra seconds of a token per token before it."""
         if not self._weight:
             return 0.0, 0.0
         x, y = self._x / self._weight, self._y / self._weight
@@ -106,14 +106,14 @@ class StepCost:
         return y - slope_s * x, slope_s
 
     def left(self, limit_s: float) -> TimeLeft:
-        """Returns the time for the chunks of a step that decodes and is to take ``limit_s``."""
+        """Returns the time that a decoding step of at most ``limit_s`` has for chunks."""
         if not self._weight:
             return TimeLeft(0.0, 0.0, 0.0)
         return TimeLeft(max(limit_s - self.decode_s, PROMPT_SHARE * self.decode_s), *self.line())
 
 
 class TimeLeft:
-    """The ``left_s`` of a step for chunks; a token costs ``token_s``, and ``slope_s`` more for each before it."""
+    """The ``left_s`` of a step for chunks; a token costs ``token_s``, and ``slope_s`` more for each token before it."""
 
     def __init__(self, left_s: float, token_s: float, slope_s: float) -> None:
         self._left_s, self._token_s, self._slope_s = left_s, token_s, slope_s
@@ -121,7 +121,7 @@ class TimeLeft:
         """True if a chunk gets less than it would without the limit."""
 
     def tokens(self, position: int, most: int) -> int:
-        """Returns how many of ``most`` tokens from ``position`` on there is time for."""
+        """Returns for how many of ``most`` tokens, from ``position`` on, there is time."""
         slope_s = self._slope_s
         token_s = self._token_s + slope_s * position
         if self._left_s <= 0.0:

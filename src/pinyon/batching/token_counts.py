@@ -1,4 +1,4 @@
-"""The tokens that a request has had so far, and how often it made them: penalties are a function of these."""
+"""The tokens that a request has had so far, and how often each was generated: penalties are a function of these."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SPARE = 64
 
 
 class TokenCounts:
-    """The different tokens of a prompt and of what followed, each with the times it was generated.
+    """The distinct tokens of a prompt and its output, each with the number of times that it was generated.
 
-    Arrays hold as many numbers as there are different tokens. One more token takes constant time, so a penalty costs no
-    more after 32,000 tokens than their different ones do. Not to be changed while a step has it."""
+    Arrays have one entry per distinct token. Adding a token takes constant time, so a penalty after 32,000 tokens costs
+    no more than their distinct ones do. The object must not change while a step has it."""
 
     __slots__ = ("_at", "_first", "_ids", "_made", "_size")
 
@@ -28,11 +28,11 @@ class TokenCounts:
         self._ids = np.concatenate([ids, np.zeros(_SPARE, np.int64)])
         self._made = np.concatenate([made, np.zeros(_SPARE, np.int64)])
         self._at: dict[int, int] = {}
-        """Places of added tokens."""
+        """The array index of each token that was added."""
 
     @classmethod
     def needed(cls, sampling: SamplingParams, tokens: npt.NDArray[np.uint32], generated: int) -> TokenCounts | None:
-        """Returns what ``sampling`` needs to know of the tokens so far, or None."""
+        """Returns what ``sampling`` needs to know of the tokens so far; None if it needs nothing."""
         if not sampling.penalised:
             return None
         # Only the repetition penalty counts the prompt.
@@ -40,12 +40,12 @@ class TokenCounts:
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The tokens, each once, in no order."""
+        """The distinct tokens, in no particular order."""
         return self._ids[: self._size]
 
     @property
     def generated(self) -> npt.NDArray[np.int64]:
-        """Times that each of :attr:`ids` was generated; 0: it is in the prompt only."""
+        """The number of times that each of :attr:`ids` was generated; 0: it is in the prompt only."""
         return self._made[: self._size]
 
     def add(self, token: int) -> None:

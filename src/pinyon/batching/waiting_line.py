@@ -12,31 +12,31 @@ from pinyon.batching.policy import BatchRequest
 from pinyon.batching.service_order import MostInTimeSettings
 
 SLO_SHARE = 0.5
-"""Share of a request's time to its deadline for which it may be passed over: the rest is for its prompt."""
+"""The share of the time to a request's deadline for which it may be passed over: the rest is for its prompt."""
 KEPT_S = 0.05
-"""Seconds for which turns stay valid: each look at a long line costs a millisecond, and deadlines are seconds away."""
+"""Seconds for which turns stay valid: a look at a long line costs a millisecond, and deadlines are seconds away."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoomInTimeSettings(MostInTimeSettings):
     """Options of :class:`ByTurn`; see :class:`MostInTimeSettings`.
 
-    Requests have their share after ``patience_s`` and ``age_s``, whatever their SLO: before a worker refuses them (its
-    ``room_timeout_s``, 20)."""
+    Whatever its SLO, a request counts as aged after ``patience_s`` plus ``age_s`` at most. That is before a worker
+    refuses it (the worker's ``room_timeout_s``, 20)."""
 
     age_s: float = 10.0
     patience_s: float = 5.0
 
 
 def passed_over_max_s(request: BatchRequest, most_s: float) -> float:
-    """Returns for how long others may go before it: ``most_s``, or less where its first token would be late."""
+    """Returns how long others may go before a request: ``most_s``, or less if its first token would be late."""
     if not request.deadline_s:
         return most_s
     return min(most_s, max(0.0, SLO_SHARE * (request.deadline_s - request.arrived_s)))
 
 
 class _Line:
-    """A base class with what most lines do not need of a :class:`pinyon.batching.interface.WaitingLine`."""
+    """A base class with the methods of :class:`pinyon.batching.interface.WaitingLine` that most lines do not need."""
 
     def begin(self, now_s: float, room_blocks: int) -> None:
         pass
@@ -60,7 +60,7 @@ class ByNumber(_Line):
     def __init__(self) -> None:
         self._waiting: dict[int, BatchRequest] = {}
         self._order: list[int] = []
-        """The numbers in order; nearly all new ones come at the end."""
+        """The numbers in order; nearly all new numbers come at the end."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -96,8 +96,8 @@ class ByNumber(_Line):
 class AgainFirst(_Line):
     """A base class of lines where requests that gave way come first, in order of arrival, before the new ones.
 
-    Only those that gave way claim the room of others. A request that waits for its turn may have come long before those
-    that had theirs, and would send away all that the line let in before it."""
+    Only requests that gave way may claim the room of running ones. A new request may have come long before requests
+    whose turn was earlier. If it could claim room, it would displace all that the line let in before it."""
 
     def __init__(self) -> None:
         self._again = ByNumber()
@@ -114,27 +114,27 @@ class AgainFirst(_Line):
 
 
 class ByTurn(AgainFirst):
-    """Requests that gave way first, in order of arrival; then by ``order``, of which this is the only user.
+    """Requests that gave way, in order of arrival, then the new ones by ``order``, which belongs to this line alone.
 
-    The line is asked at every release, and nearly always there is no room. So turns are asked for only while some
-    request could fit. They hold for ``KEPT_S``, or until a request comes to which it could make a difference."""
+    The line is asked at every release, and nearly always there is no room. So it asks the order for turns only while
+    some request could fit. Turns stay valid for ``KEPT_S``, or until a new request could change them."""
 
     def __init__(self, order: ServiceOrder[int]) -> None:
         super().__init__()
         self._order = order
         self._least: list[int] = []
-        """Sorted numbers of blocks that each of them takes out of the room at least."""
+        """The least number of blocks that each new request takes out of the room, sorted."""
         self._now_s = 0.0
         self._room = 0
         self._turns: Iterator[int] | None = None
-        """Turns behind those that were seen or are among ``_known``."""
+        """The turns that follow those in ``_seen`` and ``_known``."""
         self._known: set[int] = set()
         self._seen: list[int] = []
-        """Requests in order of their turns, as far as was asked; none that was taken or left."""
+        """Requests in order of their turns, as far as asked for, without those that were taken or left."""
         self._seen_s = 0.0
-        """Time when the first of them was asked for."""
+        """The time when the first of them was asked for."""
         self._newcomer: int | None = None
-        """Least blocks that any request takes that came since."""
+        """The least number of blocks that any request takes that came since; None: none came."""
         self._taken: list[int] = []
 
     def add(self, request: BatchRequest, again: bool) -> None:
@@ -160,7 +160,7 @@ class ByTurn(AgainFirst):
             self._seen.remove(number)
 
     def begin(self, now_s: float, room_blocks: int) -> None:
-        # A newcomer that cannot fit may keep others from room only if there is more of it than when they were asked.
+        # A newcomer that does not fit may hold others up, but only if there is more room than at the last look.
         matters = self._newcomer is not None and (self._newcomer <= room_blocks or room_blocks > self._room)
         self._now_s, self._room = now_s, room_blocks
         if matters or not self._seen or now_s - self._seen_s >= KEPT_S:
@@ -174,12 +174,12 @@ class ByTurn(AgainFirst):
         place -= len(self._again)
         if place >= len(self._new) or self._least[0] > self._room:
             return None
-        while place >= len(self._seen):  # each turn has its price
+        while place >= len(self._seen):  # lazily, as each turn is costly
             self._look()
         return self._new[self._seen[place]]
 
     def _look(self) -> None:
-        """Looks at one more turn; there must be one."""
+        """Asks for one more turn; there must be one."""
         if not self._seen and not self._taken:
             self._seen_s = self._now_s
         # A compiled generator expression would ask for all turns at once.
@@ -205,5 +205,5 @@ class ByTurn(AgainFirst):
 
 
 def _least_blocks(request: BatchRequest) -> int:
-    """Returns the blocks it takes if others use all that it may reuse."""
+    """Returns the blocks that the request takes if other requests use all blocks that it may reuse."""
     return request.blocks - request.reusable

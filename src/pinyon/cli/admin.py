@@ -14,10 +14,10 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import CONDUCTOR, KVSTORE, LB, WORKER
 
 _DESCRIPTION = """\
-Show what can be changed in a service while it runs, and change it: "draining=true" (a worker takes nothing new, a load
-balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a load balancer,
-"eviction=POLICY" of a worker or a store node, which keeps what it holds. A change lasts until the process ends, and is
-logged there. With TLS it takes an admin's certificate (--tls-dir)."""
+Show the settings that a service can change while it runs, and change them: "draining=true" (a worker takes nothing new,
+a load balancer says that it is not ready), "placement=POLICY" of a conductor, "routing=POLICY" of a load balancer,
+"eviction=POLICY" of a worker or a store node, which keeps its contents. A change lasts until the process ends, and is
+logged there. With TLS, this command needs an admin's certificate (--tls-dir)."""
 
 
 def add_command(commands: Any) -> None:
@@ -26,9 +26,9 @@ def add_command(commands: Any) -> None:
     )
     add = parser.add_argument
     add("role", choices=(CONDUCTOR, WORKER, KVSTORE, LB), metavar="ROLE", help="conductor, worker, kvstore or lb")
-    add("address", metavar="HOST:PORT", help="its gRPC (with TLS, a load balancer's --admin-listen)")
+    add("address", metavar="HOST:PORT", help="its gRPC address (with TLS: a load balancer's --admin-listen)")
     add("changes", metavar="NAME=VALUE", nargs="*", help="a change; without any, the settings are shown")
-    add("--instance-id", default="", help="with TLS: talk to this instance or to nobody")
+    add("--instance-id", default="", help="with TLS: talk to no other instance than this")
     add_timeout(parser)
     add_tls_dir(parser)
     parser.set_defaults(run=admin)

@@ -24,8 +24,8 @@ from pinyon.runtime.identity import (
 _DESCRIPTION = """\
 Make an authority and a cluster secret in DIR/ca (if there are none), and for each process a folder DIR/ROLE/INSTANCE
 with ca.crt, tls.crt, tls.key and cluster.secret, which its setting --tls-dir names. A certificate is good for one role
-and instance id, so nobody registers as another. What is there already is kept while a third of its time is left;
---renew renews everything in DIR. Services take renewed files up by themselves, without a restart."""
+and instance id, so nobody registers as another. Existing files are kept while a third of their time is left; --renew
+renews everything in DIR. Services load renewed files by themselves, without a restart."""
 
 
 def add_command(commands: Any) -> None:
@@ -36,16 +36,16 @@ def add_command(commands: Any) -> None:
         "processes",
         metavar="ROLE/ID[@REGION]",
         nargs="*",
-        help=f"make it for this process; roles: {', '.join(ROLES)} (admin is for people); ID {ANY} stands for any "
-        "instance; REGION is the one that a load balancer may say it is of",
+        help=f"make certificates for this process; roles: {', '.join(ROLES)} (admin is for people); ID {ANY} is "
+        "any instance; REGION is the region that a load balancer may claim",
     )
     add(
         "--cluster",
         action="store_true",
-        help="make them for all processes of a suite on one machine, as many as the following options say",
+        help="make certificates for all processes of a suite on one machine; the options below give their numbers",
     )
     for name, count in (("prefill", 2), ("decode", 2), ("mixed", 0), ("stores", 1), ("lbs", 1)):
-        add(f"--{name}", type=int, default=count, metavar="N", help=f"with --cluster: how many (default {count})")
+        add(f"--{name}", type=int, default=count, metavar="N", help=f"with --cluster: number of them (default {count})")
     add(
         "--host",
         nargs="+",
@@ -79,7 +79,7 @@ def certs(arguments: argparse.Namespace) -> int:
         if known is not None and set(each.hosts) <= set(known.hosts) and fresh and not arguments.renew:
             sys.stdout.write(f"{folder_of(arguments.dir, each.identity)}: kept, good until {ends:%Y-%m-%d}\n")
             continue
-        if known is not None:  # keeps its hosts, and its region unless it gets another one
+        if known is not None:  # the process keeps its hosts, and its region unless it gets another one
             moves = any(map(names_region, each.hosts))
             before = [host for host in known.hosts if not (moves and names_region(host))]
             each = Wanted(each.identity, tuple(dict.fromkeys((*each.hosts, *before))))
@@ -109,7 +109,7 @@ def _identities(arguments: argparse.Namespace) -> list[tuple[Identity, str]]:
             raise InvalidArgument(f"{each!r}: only a load balancer (lb) is of a region", field="processes")
         found.append((Identity(role, "" if instance_id == ANY else instance_id), region))
     if not found and not arguments.renew:
-        raise InvalidArgument("say whose: --cluster, ROLE/ID, or --renew for whatever is there", field="processes")
+        raise InvalidArgument("say whose certificates: --cluster, ROLE/ID, or --renew for all", field="processes")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The ``pinyon explain`` command: why a request runs, or ran, where it does."""
+"""The ``pinyon explain`` command: tells why a request runs, or ran, on its instance."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pinyon.cli.tables import table
 from pinyon.runtime.identity import CONDUCTOR
 
 _DESCRIPTION = """\
-Ask the conductor why a request was placed where it was, or refused: what was predicted, what the other instances would
-have taken, as it was when it decided, and what the first token took. REQUEST_ID is what the client has: its
-x-request-id, or the id of a completion (chatcmpl-...); or the request_id of a log line. The conductor remembers its
-last decisions (--explain-max)."""
+Ask the conductor why a request was placed where it was, or refused. Shows the predicted times on the chosen instance
+and on the others, as they were at the decision, and the measured time of the first token. REQUEST_ID is the client's
+x-request-id, the id of a completion (chatcmpl-...), or the request_id of a log line. The conductor remembers its last
+decisions (--explain-max)."""
 
 PARTS = ("room", "queue", "transfer", "prefill", "drain")
 GUESSED = ("transfer_ms", "ttft_ms")
-"""The fields that are not exact where an instance's fetch was only estimated."""
+"""The fields that are inexact where an instance's fetch time was only estimated."""
 
 
 def add_command(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""Failed calls in plain words: the question, the address, and what may help."""
+"""Failed calls in plain words: the service, the address, and what may help."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BROKEN = ("Socket closed", "Connection reset", "recvmsg", "Stream removed", "GOA
 
 
 def plainly(error: grpc.RpcError, role: str, address: str, tls_dir: str) -> PinyonError:
-    """Returns the error of a call to the service of that role, in plain words."""
+    """Returns the error of a call to a service of that role, in plain words."""
     code = error.code().name
     return error_from_code(code, in_words(code, error.details() or "", role, address, tls_dir))
 
 
 def printable(text: str) -> str:
-    """Returns the text with escapes and the like, which terminals obey, written out; lines stay lines."""
+    """Returns the text with terminal escapes and other control characters written out; line breaks stay."""
     return "".join([c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text])
 
 
 def in_words(code: str, details: str, role: str, address: str, tls_dir: str) -> str:
-    """Returns a status in plain words. The service's own message stays, except for what terminals obey."""
+    """Returns a status in plain words. The service's own message stays, without terminal escapes."""
     service, details = SERVICES[role], printable(details)
     if code == "UNAVAILABLE" and details.startswith(NOT_REACHED):
         return _not_reached(details, role, address, tls_dir)

@@ -1,4 +1,4 @@
-"""The ``pinyon`` command: look into a running suite and send it a prompt."""
+"""The ``pinyon`` command: looks into a running suite and sends it a prompt."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from pinyon.runtime.arguments import Parser
 from pinyon.runtime.identity import CONDUCTOR, LB
 
 LAB = "pinyon_lab"
-"""The laboratory's package. It is not imported by name, because what serves knows nothing of it."""
+"""The laboratory's package. No import statement names it, because the serving code knows nothing of it."""
 LAB_COMMANDS = ("compare", "plan", "replay", "reproduce", "simulate", "simulate-cache", "trace")
-"""The laboratory's commands, for a message that it is missing where one of them is given."""
+"""The laboratory's commands, for the message that it is not installed."""
 
 _DESCRIPTION = """\
 Send a prompt to a running suite, look into it, change it{and_lab}. COMMAND --help tells more.
@@ -102,10 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     add = send.add_argument
     add("prompt", metavar="PROMPT", help="one argument: quote it")
     add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
-    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
-    add("--max-tokens", type=int, default=64, metavar="N", help="generate at most so many (default 64)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="of sampling (default 0: greedy)")
-    add("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
+    add("--model", default="", metavar="NAME", help="its name as served (default: the only one)")
+    add("--max-tokens", type=int, default=64, metavar="N", help="most tokens to generate (default 64)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (default 0: greedy)")
+    add("--seed", type=int, default=0, metavar="N", help="sampling seed (default 0)")
     add_timeout(send, 120.0)
     add_api_key(send)
     add_tls_dir(send)
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for command in (admin, certs, explain, journal, regions, top, topology, transfer_commands):
         command.add_command(commands)
-    # Researchers' commands: the library knows only that they may be there.
+    # Researchers' commands: the library knows only that they may be installed.
     if lab:
         importlib.import_module(f"{LAB}.cli").add_commands(commands)
     return parser
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PinyonError as error:
         sys.stderr.write(f"pinyon: {printable(error.message)}\n")
         return 1
-    except BrokenPipeError:  # the reader has enough (``| head``): held output must not be flushed at exit
+    except BrokenPipeError:  # the reader has closed the pipe (``| head``): nothing may be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

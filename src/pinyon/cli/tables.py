@@ -16,9 +16,9 @@ def table(
     right: Collection[str] = (),
     whole: bool = False,
 ) -> Table:
-    """Returns a table, with the columns of numbers in ``right``.
+    """Returns a table, with the columns of numbers aligned ``right``.
 
-    With ``whole``, a cell is cut, with a sign of it, where the terminal is narrow, and not broken into lines."""
+    With ``whole``, a cell that is too wide for the terminal is cut and marked as cut, and not broken into lines."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         made.add_column(

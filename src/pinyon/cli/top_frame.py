@@ -32,7 +32,7 @@ class ControllerSample(NamedTuple):
     reply: controller_pb2.ListRegionsResponse
 
 
-# The columns of tables: the title, as wide as the column is at least; ">" before it: the cells stand to the right.
+# Titles of columns. A column is at least as wide as its title; ">" before a title aligns the cells to the right.
 MEMBERS = ("REGION", "LB", "STATE", ">QUEUE", ">FLIGHT", ">FREE", ">HITS", ">OUT/s", ">IN/s", "SERVES")
 INSTANCES = ("LB", "INSTANCE", ">PEND", ">RUN", ">SENT", "FREE")
 METRICS = ("METRIC", ">VALUE", ">PER s")
@@ -59,7 +59,7 @@ def controller_frame(now: ControllerSample, before: ControllerSample, title: str
 
 
 def metrics_frame(now: Mapping[str, float], before: Mapping[str, float], seconds: float, title: str) -> list[Text]:
-    """Returns one process's own figures by name; those whose names end in ``_total`` also as a rate."""
+    """Returns one process's own figures by name, and the rate of each figure whose name ends in ``_total``."""
     rows = []
     for name, value in sorted(now.items()):
         counted = name in before and name.endswith("_total")
@@ -97,7 +97,7 @@ def _members(now: ControllerSample, before: ControllerSample, federation: Federa
 
 
 def _hits(load: controller_pb2.LoadBalancerLoad, last: controller_pb2.LoadBalancerLoad) -> str:
-    """Returns the share of hits since the last sample, or since the process's start if nothing was asked since."""
+    """Returns the share of hits since the last sample, or since the process's start if there was none."""
     hit, asked = load.hit_chunks_total, load.asked_chunks_total
     if asked > last.asked_chunks_total:
         hit, asked = hit - last.hit_chunks_total, asked - last.asked_chunks_total
@@ -109,7 +109,7 @@ def share(part: float, whole: float) -> str:
 
 
 def per_second(grown: float, seconds: float) -> str:
-    """Returns the rate of a counter, which is below its last value when its process has started anew."""
+    """Returns the rate of a counter; a counter below its last value belongs to a restarted process."""
     return f"{max(0.0, grown) / seconds:.1f}" if seconds > 0 else NOTHING
 
 
@@ -124,7 +124,7 @@ def _instances(reports: Mapping[str, controller_pb2.LoadBalancerReport]) -> list
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Iterable[str] = repeat("")) -> list[Text]:
-    """Returns a head, and a line for each row in its style."""
+    """Returns a table: a head, and a line for each row in its style."""
     titles = [column.removeprefix(">") for column in columns]
     clean = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(titles, *clean, strict=True)]
@@ -141,7 +141,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Iterabl
 
 
 def plain(text: str) -> str:
-    """Returns text from outside so that nothing in it moves the cursor and each character is one cell wide."""
+    """Returns text from outside without anything that moves the cursor; each character is one cell wide."""
     return "".join([each if " " <= each <= "~" else "?" for each in text])
 
 
@@ -150,7 +150,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def fit(lines: Sequence[Text], width: int, height: int) -> list[Text]:
-    """Returns the lines that fit the terminal: none is wider, and there are no more than it has."""
+    """Returns the lines that fit the terminal's width and height."""
     width, height = max(LEAST_WIDTH, width), max(LEAST_HEIGHT, height)
     shown = list(lines)
     if len(shown) > height:
@@ -207,7 +207,7 @@ class SuiteSample(NamedTuple):
 
 
 def pinyon_samples(page: str) -> Iterator[MetricSample]:
-    """Yields a page's Prometheus samples named ``pinyon_...``. Raises :class:`Unavailable` if it is no page."""
+    """Yields a page's Prometheus samples named ``pinyon_...``. Raises :class:`Unavailable` if it is no such page."""
     try:
         for family in text_string_to_metric_families(page):
             yield from [sample for sample in family.samples if sample.name.startswith("pinyon_")]
@@ -216,7 +216,7 @@ def pinyon_samples(page: str) -> Iterator[MetricSample]:
 
 
 def door_of(page: str) -> BalancerPage:
-    """Parses a load balancer's page of metrics. Raises :class:`Unavailable` if it is none."""
+    """Parses a load balancer's page of metrics. Raises :class:`Unavailable` if it is no such page."""
     values: dict[str, float] = {}
     histograms: dict[str, dict[float, float]] = {TTFT: {}, TBT: {}}
     failed = 0.0
@@ -250,8 +250,8 @@ def _bound(text: str) -> float:
 def suite_frame(samples: Sequence[SuiteSample], title: str) -> list[Text]:
     """Returns the lines for these samples, the oldest first.
 
-    They show how things are now, and rates and percentiles since the sample before, over the last minute, and since the
-    load balancer's start."""
+    The lines show the present state. They show rates and percentiles since the sample before, over the last minute, and
+    since the load balancer's start."""
     now = samples[-1]
     lines = [Text(title, "bold")]
     lines += [Text(failure, "red") for failure in now.failures]
@@ -283,7 +283,7 @@ def serving(instances: Iterable[conductor_pb2.Instance]) -> str:
 
 
 def state_of(instance: conductor_pb2.Instance) -> str:
-    """Returns an instance's state; an empty text where nothing is to be said."""
+    """Returns an instance's state; an empty text if there is nothing to say."""
     if instance.load.draining:
         return "draining"
     return "" if instance.schedulable or role_from_proto(instance.info.role) is Role.STORE else "away"

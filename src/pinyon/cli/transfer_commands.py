@@ -1,4 +1,4 @@
-"""The ``pinyon transfer serve`` and ``bench`` commands: the speed between two hosts, and the NICs used."""
+"""The ``pinyon transfer serve`` and ``bench`` commands: they measure the speed between two hosts, and NIC use."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _START_S = 60.0
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SERVE = """\
 Register memory and serve it until Ctrl-C, so that "pinyon transfer bench" on another host can measure the way here.
-Prints a target on stdout: it names the addresses and holds the key to this memory, a password as long as this runs."""
+Prints a target on stdout: addresses and the key to this memory. Treat the target as a password while this runs."""
 _BENCH = """\
 Measure transfers to a target that "pinyon transfer serve" printed: throughput, latency, and what each NIC carried.
 Without a target both ends are on this host, in two processes."""
@@ -58,7 +58,7 @@ def add_command(commands: Any) -> None:
     verbs = group.add_subparsers(dest="verb", required=True)
 
     serve = verbs.add_parser("serve", help="offer memory to a bench on another host", description=_SERVE)
-    serve.add_argument("--memory", default="256M", metavar="SIZE", help="how much (default 256M)")
+    serve.add_argument("--memory", default="256M", metavar="SIZE", help="size of the memory (default 256M)")
     serve.add_argument("--seconds", type=float, default=_MAX_SECONDS, help="end after this time (default 3600)")
     serve.set_defaults(run=_serve)
 
@@ -69,10 +69,10 @@ def add_command(commands: Any) -> None:
         "--size",
         default="4K,64K,1M,16M",
         metavar="LIST",
-        help="bytes of a request, a line of the table for each (default 4K,64K,1M,16M)",
+        help="sizes of a request, one line of the table for each (default 4K,64K,1M,16M)",
     )
     bench.add_argument("--batch", type=int, default=1, help="requests at a time (default 1)")
-    bench.add_argument("--seconds", type=float, default=2.0, help="per line of the table (default 2)")
+    bench.add_argument("--seconds", type=float, default=2.0, help="time per line of the table (default 2)")
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     bench.set_defaults(run=_bench)
 
@@ -91,7 +91,7 @@ _NAMES = (
     *("tls_dir", "cluster_secret_file", "transfer_checksum", "transfer_spin_us"),
 )
 _SETTINGS = {name: "--" + name.removeprefix("transfer_").replace("_", "-") for name in _NAMES}
-"""The options of the settings that a bench has."""
+"""The settings that a bench has as options."""
 
 
 def _engine(arguments: argparse.Namespace) -> TransferEngine:
@@ -130,7 +130,7 @@ def pack_target(segment: SegmentDescriptor) -> str:
 
 
 def parse_target(word: str) -> SegmentDescriptor:
-    """Returns the segment of a word from :func:`pack_target`. Raises InvalidArgument if it is none or has no region."""
+    """Returns the segment in a word from :func:`pack_target`. Raises InvalidArgument for other words or no region."""
     word = word.strip()
     if len(word) > _MAX_TOKEN_CHARS:
         raise InvalidTransfer("the target is too long", field="target")
@@ -174,7 +174,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _memory(nbytes: int) -> memoryview:
-    """Returns touched pages: the first transfer must not pay for them."""
+    """Returns memory whose pages have been touched, so that the first transfer does not pay for page faults."""
     return np.ones(nbytes, np.uint8).data
 
 
@@ -226,7 +226,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDescriptor]:
-    """Yields the target of a second process on this host that serves as much memory as is needed."""
+    """Yields the target of a second process on this host, which serves as much memory as is needed."""
     command = [sys.executable, "-m", "pinyon.cli", "transfer", "serve", "--memory", str(min(nbytes, 1 << 30))]
     for name, option in _SETTINGS.items():
         value = getattr(arguments, name)
@@ -257,7 +257,7 @@ def _own_peer(nbytes: int, arguments: argparse.Namespace) -> Iterator[SegmentDes
 def _requests(
     opcode: Opcode, key: bytes, length: int, segment: SegmentDescriptor, size: int, batch: int
 ) -> list[TransferRequest]:
-    """Returns requests with places one after another at both ends, from the start again when the memory ends."""
+    """Returns requests whose places follow one another at both ends, from the start again when the memory ends."""
     there = segment.regions[0]
     here_slots, there_slots = length // size, there.length // size
     return [
@@ -269,7 +269,7 @@ def _requests(
 
 
 def _measure(engine: TransferEngine, requests: Sequence[TransferRequest], seconds: float) -> _Point:
-    """Runs transfers one after another for ``seconds``; the first few, which pair the endpoints, do not count."""
+    """Runs transfers one after another for ``seconds``. The first few are not counted, because they pair endpoints."""
     for _ in range(3):
         _all_ok(engine.transfer(requests))
     times: list[float] = []

@@ -26,7 +26,7 @@ class Avoidance:
         until, pause, _, tried = self._until.pop(peer, (0.0, 0.0, 0.0, False))
         if now_s - until > self._max_s:
             pause = 0.0
-        if not pause or tried or now_s >= until:  # calls that began together and fail together count once
+        if not pause or tried or now_s >= until:  # calls that began together and failed together count once
             pause = min(self._max_s, pause * 2 or self._first_s)
             until = now_s + pause
         if len(self._until) >= self._max_peers:
@@ -54,11 +54,11 @@ class Avoidance:
         return 0.0 if known is None else max(0.0, known[0] - now_s)
 
     def avoided(self, now_s: float) -> list[str]:
-        """Returns all peers that :meth:`avoids` is true for, those that failed last at the end."""
+        """Returns all peers for which :meth:`avoids` is true, those that failed last at the end."""
         return [peer for peer, (until, *_) in self._until.items() if until > now_s]
 
     def __contains__(self, peer: object) -> bool:
-        """Returns whether the peer has failed without good news since; its pause may be over."""
+        """Returns whether the peer has failed and no good news came since; its pause may be over."""
         return peer in self._until
 
 

@@ -1,4 +1,4 @@
-"""The error tree: below :class:`PinyonError`, with gRPC code and HTTP status.
+"""The tree of errors below :class:`PinyonError`, with gRPC codes and HTTP statuses.
 
 - InvalidArgument (INVALID_ARGUMENT, 400): the caller's input is wrong (names the field)
 - Unauthenticated (UNAUTHENTICATED, 401): no or wrong credentials

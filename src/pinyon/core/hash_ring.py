@@ -26,9 +26,9 @@ class HashRing:
         """Builds the ring, which does not depend on the order of ``members``."""
         self._virtual_nodes, self._seed = virtual_nodes, seed
         self._numbers: dict[str, int] = {}
-        """The number of each member, which stands for it at its points."""
+        """The number of each member, which represents the member at its points."""
         self._names: list[str] = []
-        """Names by number, including some of members that have left."""
+        """Names by number, including some members that have left."""
         self._at: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: NDArray[np.int64] = np.empty(0, np.int64)
         self._bytes: tuple[bytes, bytes] = b"", b""
@@ -77,7 +77,7 @@ class HashRing:
         self._numbers = {name: number for number, name in enumerate(self._names)}
 
     def _order_equal(self, place: int) -> None:
-        """Orders the owners of equal points by name."""
+        """Orders by name the owners of points that are equal."""
         equal = slice(place, int(self._at.searchsorted(self._at[place], side="right")))
         self._owners[equal] = sorted(self._owners[equal].tolist(), key=self._names.__getitem__)
 

@@ -103,7 +103,7 @@ class Codec:
 class Journal:
     """A writer of a header and then every recorded call. ``write`` receives whole lines without their end.
 
-    ``ended`` says why writing has stopped, once it has; recorded modules then work as if there were no journal."""
+    ``ended`` says why writing has stopped, once it has. Recorded modules then work as if there were no journal."""
 
     ended = ""
 

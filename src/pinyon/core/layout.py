@@ -30,7 +30,7 @@ class KvLayout:
 
     @cached_property
     def layout_id(self) -> str:
-        """The layout's part of the namespace: objects of different layouts never have equal keys."""
+        """The layout's part of the namespace, so that objects of different layouts never have equal keys."""
         return f"lktHD1:{self.layers}x{self.kv_heads}x{self.head_dim}x{self.block_tokens}:{self.dtype}"
 
     @cached_property

@@ -10,9 +10,9 @@ WORD_CHARS_MAX = 256
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns `` (did you mean 'nearest'?)`` for a message that names ``word``; empty if no known word is near.
+    """Returns `` (did you mean 'nearest'?)`` for a message that names ``word``; empty if no known word is similar.
 
-    Hyphens and underscores are equal, and so are small and capital letters."""
+    Hyphens count as underscores, and capital letters as small ones."""
     if len(word) > WORD_CHARS_MAX:
         return ""
     spelled = {_plain(each): each for each in known}

@@ -24,11 +24,11 @@ class Served:
     """The fingerprint of the model's weights."""
     vocab_size: int
     model_context: int
-    """The number of tokens that the model was made for."""
+    """The context length in tokens that the model was made for."""
     layout: KvLayout
     pool_blocks: int
     secret: bytes = field(default=b"", repr=False)
-    """The cluster's secret, from which block keys start; empty for none."""
+    """The cluster's secret, with which block keys begin; empty if there is none."""
     unsupported: frozenset[str] = frozenset()
     """Sampling parameters that the engine does not support."""
     kernel: str = ""
@@ -52,9 +52,9 @@ NAME_CHARS_MAX = 128
 
 
 def parse_more_models(text: str) -> dict[str, str]:
-    """Returns folders by name from the setting of further models besides the first one: ``[NAME=]FOLDER`` with commas.
+    """Parses the setting of the models besides the first, ``[NAME=]FOLDER`` separated by commas: folders by name.
 
-    A folder without a name gives its own name; a path cannot contain a comma. Raises :class:`InvalidArgument`."""
+    A folder without a name is named after itself; a path cannot contain a comma. Raises :class:`InvalidArgument`."""
     found: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, folder = part.partition("=")

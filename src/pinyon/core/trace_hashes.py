@@ -1,10 +1,10 @@
 """Hashes of a prompt and its client that leave the serving process for a trace ("KVCache cache in the wild" §3.1).
 
-All hashes use a salt that only this trace has: they cannot be compared with block keys, with another trace, or with a
-guess. The writer of the file turns the hashes into numbers (``pinyon_lab.traces.recording``).
+All hashes use a salt that only this trace has. So they cannot be compared with block keys, with another trace, or with
+a guess. The writer of the file turns the hashes into numbers (``pinyon_lab.traces.recording``).
 
 The paper hashes by SipHash. Here blocks have the chained XXH3 of block keys, which starts from an HMAC under the salt.
-Its numbers are never published, so they only must not collide, for which 128 bits are enough."""
+These hashes are never published. They only must not collide, for which 128 bits are enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 16
 
 
 def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: bytes) -> bytes:
-    """Returns packed hashes of all blocks, the last perhaps partial; equal ones mean a shareable equal prefix."""
+    """Returns packed hashes of all blocks, the last perhaps partial; equal hashes mean an equal prefix to share."""
     start = namespace(model, "", asked.tenant, salt, asked.cache_salt)
     keys = chain_block_keys(start, tokens_le32, BLOCK_TOKENS)
     rest = tokens_le32[4 * BLOCK_TOKENS * len(keys) :]
@@ -30,7 +30,7 @@ def hashed_blocks(salt: bytes, model: str, asked: RequestClass, tokens_le32: byt
 
 
 def hashed_name(salt: bytes, *names: str) -> bytes:
-    """Returns a hash of a name that consists of these parts; empty if all parts are."""
+    """Returns a hash of a name that consists of these parts; empty if all parts are empty."""
     if not any(names):
         return b""
     data = b"".join(len(raw).to_bytes(4, "little") + raw for raw in (name.encode() for name in names))

@@ -1,4 +1,4 @@
-"""The decisions of a service, composed of the pure rooms in one way: for the service, a simulator, and a replay."""
+"""The decisions of a service, composed of the pure rooms in the same way for the service, a simulator, and a replay."""
 
 from pinyon.decisions.admission import Admission, BlockGrant
 from pinyon.decisions.batch_room import BatchLoad, BatchRoom

@@ -1,9 +1,9 @@
-"""Admission to KV memory: a batching policy chooses among the requests that wait, and their blocks are reserved.
+"""Admission to KV memory: a batching policy chooses among waiting requests, and the blocks of the chosen are reserved.
 
-Running requests are not kept waiting by those that wait: what they hold grows (:func:`pinyon.decisions.make_room`), and
-some blocks are left to them when others are admitted.
+Waiting requests do not hold up running ones: the blocks of these grow (:func:`pinyon.decisions.make_room`), and some
+blocks are left to them when others are admitted.
 
-Whatever gives blocks back may make room for a request: :meth:`Admission.admit` says for which."""
+Whatever returns blocks may make room for a request: :meth:`Admission.admit` says for which."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from pinyon.batching import (
 from pinyon.paging import BlockPool, Reservation, Reservations
 
 RECENT = 16
-"""Requests admitted last, whose needs stand for those of the next one. After so many more, the first request with a
-prefix that all share does not count any more."""
+"""The number of last admitted requests whose needs predict the next one's. After so many more, the first request with a
+prefix that all share no longer counts."""
 USUAL_WEIGHT = 0.125
-"""The weight of the request that ended last, in the mean of those that ended."""
+"""The weight of the request that ended last in the mean growth."""
 
 
 class BlockGrant(NamedTuple):
-    """The blocks that the request with this number has from now on."""
+    """The blocks that the request with this number holds from now on."""
 
     number: int
     reservation: Reservation
     passed_over_s: float
-    """Seconds for which requests that came later went before it."""
+    """Seconds for which later requests went before this one."""
 
 
 class Admission:
@@ -57,22 +57,22 @@ class Admission:
         self._policy = policy(self)
         self._waiting: dict[int, BatchRequest] = {}
         self._wanted: dict[int, int] = {}
-        """Leading blocks that are spared for each waiting request."""
+        """The number of leading blocks that are kept from eviction for each waiting request."""
         self._new: BatchRequest | None = None
-        """A request that waits alone, if nothing was asked of the pool since it came. Nothing is spared for it yet, as
-        mostly it gets its blocks at once."""
+        """A request that waits alone, if nothing was asked of the pool since it came. Its blocks are not protected yet,
+        as it mostly gets them at once."""
         self._decoded: set[int] = set()
         """Admitted requests that take a slot."""
         self._requests: dict[int, BatchRequest] = {}
-        """The admitted requests, as they were admitted."""
+        """The admitted requests, as they were when admitted."""
         self._blocks: dict[int, int] = {}
         """Blocks of each admitted request."""
         self._grown = 0
-        """Blocks that came to all admitted requests together since they were admitted."""
+        """The total of blocks that the admitted requests have received since their admission."""
         self._anew: deque[int] = deque(maxlen=RECENT)
-        """Blocks that others cannot have any more, for each of the last admitted requests."""
+        """The blocks that the admission of each of the last admitted requests took from others."""
         self._usual_growth = 0.0
-        """The mean growth of the requests that ended last."""
+        """The mean growth, in blocks, of the requests that ended last."""
         self.waiting_prompts = 0
         """Waiting prompts that are computed for other instances."""
         self._last = -1
@@ -86,7 +86,7 @@ class Admission:
 
     @property
     def admitted(self) -> int:
-        """Requests admitted and not ended."""
+        """Requests that were admitted and have not ended."""
         return self._policy.running
 
     @property
@@ -100,9 +100,9 @@ class Admission:
 
     @property
     def next_blocks(self) -> float:
-        """The mean number of blocks that others can no longer have if one more request is admitted; 0 if none ever was.
-        It is what each of the last requests took on admission, without blocks that were in use already, and what those
-        that are here have grown by. While none is here, it is what those that ended last had grown by."""
+        """The mean number of blocks that others lose if one more request is admitted; 0 if none ever was. It is the
+        mean that the last requests took on admission, without blocks that were in use, plus the mean growth of the
+        requests that are here. While none is here, the growth is that of the requests that ended last."""
         if not self._anew:
             return 0.0
         admitted = len(self._blocks)
@@ -110,7 +110,7 @@ class Admission:
         return sum(self._anew) / len(self._anew) + growth
 
     def enqueue(self, request: BatchRequest) -> None:
-        """Adds a waiting request. Raises ``ValueError`` if its number is known or the pool never has so many blocks."""
+        """Adds a waiting request. Raises ``ValueError`` if its number is known or the pool is too small."""
         if request.blocks > self._pool.total:
             raise ValueError(f"{request.blocks} blocks are more than the pool's {self._pool.total}")
         self._policy.enqueue(request)
@@ -150,7 +150,7 @@ class Admission:
         return blocks
 
     def admit(self, now_s: float) -> list[BlockGrant]:
-        """Admits waiting requests that have room now, and returns their grants in order."""
+        """Admits waiting requests for which there is room now, and returns their grants in order."""
         grants: list[BlockGrant] = []
         while self._waiting:
             chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
@@ -169,7 +169,7 @@ class Admission:
         )
         if reservation is None:
             raise RuntimeError("the batching policy admitted somebody for whom there is no room")
-        self._unwant(request)  # the blocks are its own now
+        self._unwant(request)  # the request holds the blocks itself now
         if request.decodes:
             self._decoded.add(number)
             self.prefixes.add(number, request.block_keys[: request.reusable])
@@ -191,13 +191,13 @@ class Admission:
 
     @property
     def room_blocks(self) -> int:
-        """Blocks for requests that enter."""
+        """The number of blocks that new requests may take."""
         pool = self._pool
         return max(0, pool.free + pool.cached - (self._headroom if pool.used else 0))
 
     def room_for(self, blocks: int) -> int:
-        """Returns how many requests of ``blocks`` blocks each, none of them cached, would have room if they entered
-        now. The first that enters an unused pool leaves no headroom; those behind it do."""
+        """Returns how many requests of ``blocks`` uncached blocks each would have room if they entered now. The first
+        one to enter an unused pool leaves no headroom; those behind it do."""
         pool = self._pool
         free = pool.free + pool.cached
         return max((free - self._headroom) // blocks, min(1, free // blocks) if not pool.used else 0)
@@ -223,7 +223,7 @@ class Admission:
     # -- who gives way to a waiting request
 
     def claimant(self) -> int | None:
-        """Returns the policy's claimant, if it waits: see :meth:`BatchingPolicy.claimant`."""
+        """Returns the policy's claimant, if it still waits: see :meth:`BatchingPolicy.claimant`."""
         number = self._policy.claimant()
         return number if number in self._waiting else None
 
@@ -242,20 +242,20 @@ class Admission:
         return BlockNeed(*self._pool.need(keys, request.blocks, promised=request.computes))
 
     def behind(self, number: int) -> int:
-        """Returns the blocks of those admitted after it: see :class:`pinyon.batching.policy.HeldBlocks`."""
-        if number > self._last:  # the usual case of those that wait, and asked at every release
+        """Returns the blocks of requests admitted after this one: see :class:`pinyon.batching.policy.HeldBlocks`."""
+        if number > self._last:  # usual for waiting requests, and asked at every release
             return 0
         return sum([blocks for other, blocks in self._blocks.items() if other > number])
 
     def check_integrity(self) -> None:
-        """Raises ``RuntimeError`` if the books, but for the pool's, do not balance. O(requests): for tests."""
+        """Raises ``RuntimeError`` if the books, apart from the pool's, do not balance. O(requests): for tests."""
         if self._policy.waiting != len(self._waiting) or self._wanted.keys() != self._waiting.keys():
-            raise RuntimeError("admission: others wait for the policy, or have blocks spared, than wait")
+            raise RuntimeError("admission: the policy's line, or the spared blocks, are not of those that wait")
         if len(self.prefixes) != len(self._decoded):
-            raise RuntimeError("admission: prefixes are known of others than are decoded")
+            raise RuntimeError("admission: the requests with known prefixes are not the decoded ones")
         if self._grown != sum([held - self._requests[number].blocks for number, held in self._blocks.items()]):
-            raise RuntimeError("admission: blocks that all have grown by are not those that each has")
+            raise RuntimeError("admission: the total growth in blocks is not the sum of each request's growth")
         if self.waiting_prompts != sum([not request.decodes for request in self._waiting.values()]):
-            raise RuntimeError("admission: prompts that wait are counted wrongly")
+            raise RuntimeError("admission: the number of waiting prompts is wrong")
         if len(self._decoded) > min(self._slots, self._policy.running):
-            raise RuntimeError("admission: more are decoded than there are slots, or than were admitted")
+            raise RuntimeError("admission: more requests are decoded than there are slots or admitted requests")

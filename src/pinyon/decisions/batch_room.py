@@ -1,17 +1,17 @@
-"""The room of an instance: who waits for a place in its batch, and how many more would not have to (SkyWalker §3.3).
+"""The room of an instance: the requests that wait for a place, and how many more would find one (SkyWalker §3.3).
 
 A pending request "has not been scheduled to the continuous batch yet, which indicates that the current batch is full
 and cannot admit more requests, as constrained by GPU memory." So a request waits for room
 
-- while it has no KV memory: it came, or gave way, and there is no memory, or no place of those that
+- while it has no KV memory: it came or gave way, and there is neither memory for it nor a place of those that
   :class:`pinyon.decisions.Admission` gives out;
-- while it is one too many for the batch. Chunks of prompts are computed beside it, so a request has its place there if
-  its prompt is computed here, or is to be later. Those beyond ``max_batch`` have none yet. A request whose prompt is
-  computed elsewhere takes a place when that has come.
+- while it is one too many for the batch. Chunks of prompts are computed beside the decoded requests. So a request has
+  its place in the batch if its prompt is computed here, or is to be later. Requests beyond ``max_batch`` have no place
+  yet. A request whose prompt is computed elsewhere takes a place when the prompt's KV has come.
 
-A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do those
-that may not leave the queue of prompts for that reason. A request that merely waits until the engine has computed
-others' prompts does not."""
+A prompt that is computed for another instance needs memory alone. It waits for room while it has none, and so do the
+prompts that may not leave the prompt queue because of it. A request does not wait for room if it only waits until the
+engine has computed others' prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BatchLoad:
 
 
 class BatchRoom:
-    """A view of the parts of an instance. It changes nothing, so any thread may ask."""
+    """A view of an instance's parts. It changes nothing, so any thread may ask."""
 
     def __init__(self, admission: Admission, prompts: PromptQueue, max_batch: int, shared_blocks: int) -> None:
         """Takes the parts. ``shared_blocks``: blocks of the pool, without those that are left to running requests."""
@@ -43,17 +43,17 @@ class BatchRoom:
         self._prompts = prompts
         self._max_batch = max_batch
         self._share = shared_blocks // max_batch
-        """The blocks of the pool for each place."""
+        """The blocks of the pool per place."""
 
     def look(self, owned: int, elsewhere: int) -> BatchLoad:
-        """Returns the load. ``owned``: requests that came to be decoded here and are not gone, also those that have not
-        asked for KV memory yet. ``elsewhere``: those that do not wait for memory, and whose prompt another instance
-        computes.
+        """Returns the load. ``owned``: requests that came to be decoded here and are not gone, including those that
+        have not asked for KV memory yet. ``elsewhere``: those that have memory while another instance computes their
+        prompt.
 
-        ``room`` is 0 while anybody waits. Else it is as many as the batch has places for, and the free and cached
-        blocks have room for, at most ``max_batch``. Requests that are here and have not asked for theirs are
-        subtracted. A further request is taken to need as many blocks as those admitted last did beside what others had
-        in use (:attr:`Admission.next_blocks`). If there never was one, it is a place's share of the pool."""
+        ``room`` is 0 while any request waits. Otherwise, it is the number of requests for which the batch has places
+        and the pool has free or cached blocks, at most ``max_batch``. Requests that are here and have not asked yet are
+        subtracted. A further request is assumed to need as many blocks as the last admitted ones did, beyond blocks
+        that were in use (:attr:`Admission.next_blocks`). If there was none yet, it is a place's share of the pool."""
         admission, prompts = self._admission, self._prompts
         asking = admission.waiting - admission.waiting_prompts
         with_memory = max(0, owned - asking)

@@ -1,4 +1,4 @@
-"""The decisions that a load balancer makes by itself: who goes on, who is refused, how much a tenant may ask for."""
+"""The decisions that a load balancer makes alone: requests that go on or are refused, and each tenant's rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FRONT_INPUTS = {
     "queue": ("reserve", "enter", "next", "leave", "put_back", "cancel"),
     "rates": ("request", "take", "give_back"),
 }
-"""The methods that change something, by module."""
+"""The methods that change state, by module."""
 FRONT_GONE = (("queue", "deadline_s"),)
-"""Arguments of older journals that are ignored; this one was always infinite."""
+"""Arguments in older journals that are ignored; this one was always infinite."""
 
 
 @dataclass(frozen=True, slots=True)

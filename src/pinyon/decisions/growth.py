@@ -1,7 +1,7 @@
-"""Room for what is decoded: before each step, every running request has the block that its next token goes into.
+"""Room for decoding: before each step, every running request gets the block that its next token goes into.
 
 When there is no room, the requests that came last give way: their blocks are released, and they wait again. They also
-do so for a waiting request that came before them, if that is enough for it. The first request always gets on."""
+give way to a waiting request that came before them, if their blocks are enough for it. The first always gets on."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Room(Protocol):
         """Returns further blocks: see :meth:`pinyon.decisions.Admission.grow`."""
 
     def give_way(self, number: int, table: list[int]) -> None:
-        """Ends the request's admission, and releases its blocks; no waiting request is admitted by it yet."""
+        """Ends the request's admission and releases its blocks, without admitting a waiting request yet."""
 
 
 def make_room(
     steps: StepScheduler, admission: Admission, room: Room, table_of: Callable[[int], list[int]]
 ) -> list[int]:
-    """Gives the running requests the blocks that they need; they are added to the lists that ``table_of`` returns.
+    """Gives the running requests the blocks that they need; adds these to the lists that ``table_of`` returns.
 
     Returns the requests that gave way, in this order: they are out of the batch, and their tables are empty. What they
-    had computed stays cached as long as nobody needs the room. The caller has each of them wait for room again."""
+    had computed stays cached as long as nobody needs the room. The caller must queue each of them for room again."""
     preempted: list[int] = []
 
     def preempt(number: int) -> None:

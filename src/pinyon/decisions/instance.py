@@ -1,4 +1,4 @@
-"""The decisions of an engine instance: who gets KV blocks, which prompts are on their way, what a step computes."""
+"""The decisions of an engine instance: the requests that get KV blocks, the prompts in progress, a step's content."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pinyon.eviction.interface import Refit, at_once
 from pinyon.paging import BlockPool, LeaseTable, Reservations, SecondTier
 
 ADMITTED_PER_PLACE = 2
-"""Requests that hold KV, for each that a step decodes: the others' prompts are being computed, here or elsewhere."""
+"""Requests that may hold KV, per place in the batch: the prompts of those without a place are being computed."""
 HEADROOM_SHARE = 100
-"""Requests that enter leave one block in so many to running ones: else the first to grow would preempt one of them."""
+"""New requests leave one block in so many to running ones. Otherwise, the first to grow would preempt one of them."""
 
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
@@ -42,7 +42,7 @@ INSTANCE_INPUTS = {
         "restore",
     ),
 }
-"""The methods that change something, by module."""
+"""The methods that change state, by module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class InstanceConfig:
     spare_queued: bool = False
     """True: blocks that waiting requests and prompts want are evicted last."""
     refits_apart: bool = False
-    """True: what a policy learns arrives by :meth:`Eviction.adopt`, and is not computed where something is evicted."""
+    """True: a fit of the policy arrives by :meth:`Eviction.adopt` and is not computed during an eviction."""
     first_lease_id: int = 1
     dram_blocks: int = 0
     """Blocks of the second tier; 0: there is none."""
@@ -73,10 +73,10 @@ class InstanceConfig:
 
 
 class Eviction:
-    """The inputs from outside to the eviction of the pool: another policy, and what was learned elsewhere.
+    """The inputs to the pool's eviction from outside: a change of policy, and fits that were learned elsewhere.
 
-    Its calls change which blocks go, so they are inputs of the journal. A fit that a thread has made counts from the
-    call of :meth:`adopt` on, not from when it was ready: so a replay sees it at the same place."""
+    Its calls change which blocks are evicted, so a journal records them. A fit that a thread has made counts from the
+    call of :meth:`adopt`, not from when it was ready. So a replay applies the fit at the same place."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -84,14 +84,14 @@ class Eviction:
         """The number of policies that were given up."""
 
     def switch(self, choice: str, now_s: float) -> None:
-        """Switches to another policy, with what is held. O(blocks). Raises ``ValueError`` for an unknown one."""
+        """Switches to another policy, which takes over all keys. O(blocks). Raises ``ValueError`` if unknown."""
         policy = EVICTION_POLICIES.make(choice)
         self._pool.switch(policy, now_s, None if self._pool.below is None else EVICTION_POLICIES.make(choice))
         self.switches += 1
 
     def adopt(self, fit: Any, switches: int, both: bool = False) -> bool:
-        """Hands a fit to the policy that was in force after so many switches: that of the pool's keys, or of ``both``
-        tiers' keys if there are two tiers. Returns False if that policy is not in force any more."""
+        """Hands a fit to the policy that was in force after so many switches: the policy of the pool's keys or, with
+        two tiers, of ``both`` tiers' keys. Returns False if that policy is no longer in force."""
         if switches != self.switches:
             return False
         (self._pool.of_all if both else self._pool.eviction).adopt(fit)
@@ -102,8 +102,8 @@ class InstanceDecisions:
     """The parts of an instance, put together. With a ``journal``, all their inputs are recorded."""
 
     def __init__(self, config: InstanceConfig, journal: Journal | None = None, apart: Refit | None = None) -> None:
-        """Makes the parts. ``apart`` does the work of ``refits_apart`` and calls back in the owner's thread; a replay
-        has none. Raises ``ValueError`` for an unknown policy."""
+        """Makes the parts. ``apart`` does the work of ``refits_apart`` elsewhere and calls back in the owner's thread;
+        a replay has no ``apart``. Raises ``ValueError`` for an unknown policy."""
         self._apart = apart
         limits = StepLimits(
             config.max_batch, config.step_tokens, config.chunk_tokens, config.block_tokens, config.step_tbt_s
@@ -129,8 +129,8 @@ class InstanceDecisions:
                 setattr(self, name, journal.record(name, getattr(self, name), inputs))
 
     def _refit(self, config: InstanceConfig, *, both: bool) -> Refit:
-        """Returns the refit of the policy of the pool's keys, or of ``both`` tiers' keys. A fit that is made apart
-        comes back as an input."""
+        """Returns a function that refits the policy of the pool's keys, or of ``both`` tiers' keys. A fit that is made
+        apart comes back as an input."""
 
         def refit(work: Callable[[], Any], _: Callable[[Any], object]) -> None:
             if self._apart is not None:

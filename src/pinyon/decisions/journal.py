@@ -22,7 +22,7 @@ JOURNAL_TYPES = (
     *(BatchRequest, Fit, BlockGrant, Prompt, PromptWork, Rates),
     *(Reservation, Rows, StepPlan, StepSeen, Swap, Traits, Use),
 )
-"""The types of the values that the decisions are told and that they return."""
+"""The types of the values that the decisions take and return."""
 
 _KINDS: dict[str, tuple[Any, Any, Mapping[str, object]]] = {
     "instance": (InstanceConfig, InstanceDecisions, INSTANCE_INPUTS),
@@ -32,7 +32,7 @@ _KINDS: dict[str, tuple[Any, Any, Mapping[str, object]]] = {
 
 
 def journal_header(config: InstanceConfig | FrontConfig, **more: str) -> dict[str, Any]:
-    """Returns the header of a journal. ``more`` is for people: which service wrote it."""
+    """Returns the header of a journal. ``more`` is for readers, such as the name of the service that wrote it."""
     kind = next(kind for kind, (one, _, _) in _KINDS.items() if type(config) is one)
     return {**more, "decisions": kind, "config": asdict(config)}
 

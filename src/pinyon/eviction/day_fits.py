@@ -1,7 +1,7 @@
 """Fits of a day by hour and category, from which the next day may start.
 
 "KVCache cache in the wild" appendix A.1: the reuse probability of a category at one time of day is similar between
-workdays, so that yesterday's log predicts today's. Fits are by hour as in its Fig. 29, since day and night differ
+workdays, so yesterday's log predicts today's reuse. Fits are by hour as in its Fig. 29, since day and night differ
 (Fig. 15)."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DayFits:
         return bool(self.hours)
 
     def at(self, since_midnight_s: float) -> Mapping[str, Fit]:
-        """Returns the fits of the hour, on whatever day; empty if the hour is not known."""
+        """Returns the fits of the hour, whatever the day; empty if the hour is not known."""
         return self.hours.get(int(since_midnight_s // HOUR_S) % HOURS, {})
 
     def __str__(self) -> str:

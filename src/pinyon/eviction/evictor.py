@@ -1,4 +1,4 @@
-"""The eviction of a pool of keys: an exchangeable policy, and what is the same under every policy."""
+"""The eviction of a pool of keys: an exchangeable policy, and the work that every policy shares."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pinyon.eviction.ranked import Ranked
 
 
 class Rows(NamedTuple):
-    """A fit as plain numbers, for journals; to its policy it is an array."""
+    """A fit as plain numbers, for journals; its policy uses an array."""
 
     values: Sequence[Sequence[float]]
 
 
 class Regrets(NamedTuple):
-    """The keys that came back before as many others were evicted as are held: twice the room would have kept most."""
+    """The keys that came back before as many others as are held were evicted: twice the room would have kept most."""
 
     keys: int
     seconds: float
@@ -43,12 +43,12 @@ class Evictor(Generic[Key]):
 
     Its calls are those of :class:`pinyon.eviction.interface.EvictionPolicy`, and O(keys) besides the policy's own cost.
     Keys that waiting requests *want* are spared ("KVCache cache in the wild" §4.1): they go only when nothing else may,
-    the deepest first. To the policy they are pinned until then; to all others they may go.
+    the deepest first. Until then the policy sees them as pinned, while all others see them as keys that may go.
 
-    The evictor remembers when it evicted each key, of as many keys as were held at the last eviction."""
+    The evictor remembers when it evicted each key, for as many keys as were held at the last eviction."""
 
     def __init__(self, policy: EvictionPolicy[Key], refit: Refit = at_once, spared_max: int = 0) -> None:
-        """Takes the pool's policy, and as ``refit`` how a policy that learns has its work done."""
+        """Takes the pool's policy, and ``refit``, which has the work of a learning policy done."""
         self._policy = policy
         self._pinning: Pinning | None = policy if isinstance(policy, Pinning) else None
         self._refit = refit
@@ -68,7 +68,7 @@ class Evictor(Generic[Key]):
         self.regrets = Regrets(0, 0.0)
         """The regrets since the start."""
 
-    # -- what happens
+    # -- events
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -131,7 +131,7 @@ class Evictor(Generic[Key]):
     # -- what is wanted
 
     def want(self, keys: Sequence[Key]) -> int:
-        """Begins to spare keys that a waiting request will use, the beginning of its prompt; returns how many count.
+        """Begins to spare the first keys of a waiting request's prompt; returns how many of them count.
 
         The first keys count, until :attr:`spared_max` are wanted; the request must pass these to :meth:`unwant`."""
         wanted, policy, fresh = self._wanted, self._policy, []
@@ -150,7 +150,7 @@ class Evictor(Generic[Key]):
         return len(keys)
 
     def unwant(self, keys: Sequence[Key]) -> None:
-        """Ends the sparing of keys whose request got them or waits no more; they count as used until now."""
+        """Stops sparing keys whose request has got them or no longer waits; they count as used until now."""
         wanted, freed = self._wanted, []
         for key in keys:
             count, place = wanted[key]
@@ -163,7 +163,7 @@ class Evictor(Generic[Key]):
         self._policy.unpinned(freed, self._now_s)
 
     def _spare(self, keys: Sequence[Key], now_s: float) -> None:
-        """Begins to spare wanted keys that the policy could choose until now."""
+        """Begins to spare wanted keys that the policy could have chosen until now."""
         self._policy.pinned(keys, now_s)
         for key in keys:
             self._put_spared(key)
@@ -186,7 +186,7 @@ class Evictor(Generic[Key]):
         return gone
 
     def evict(self, keys: Sequence[Key], now_s: float) -> None:
-        """Evicts these keys, which may go, whatever the policy would choose."""
+        """Evicts these keys, whatever the policy would choose; each of them may go."""
         for key in keys if self._spared else ():
             self._spared.take(key)
         self._policy.dropped(keys, now_s)
@@ -210,7 +210,7 @@ class Evictor(Generic[Key]):
     # -- the policy
 
     def learn(self, now_s: float) -> None:
-        """Lets a policy that learns do so when it is due; may be called often."""
+        """Lets a learning policy learn when that is due; may be called often."""
         self._learn(now_s)
 
     def switch(self, policy: EvictionPolicy[Key], pinned: Sequence[Key], known_of: KnownOf[Key], now_s: float) -> None:
@@ -226,7 +226,7 @@ class Evictor(Generic[Key]):
         self._refit(lambda: _plain(work()), lambda fit: adopt(_as_made(fit)))
 
     def adopt(self, fit: Any) -> None:
-        """Applies a fit from now on; it has to come from the present policy's own work."""
+        """Applies a fit from now on; the fit must come from the present policy's own work."""
         if isinstance(self._policy, LearningEviction):
             self._policy.adopt(_as_made(fit))
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 SAMPLES_MIN = 32
 """The least number of reused blocks with which a category gets a fit."""
 UNKNOWN = ""
-"""The name that stands for all categories that are not named."""
+"""The name that stands for all categories without an entry of their own."""
 
 
 class Fit(NamedTuple):
-    """The reuse of blocks: a ``share`` of all, in [0, 1], is used again, after ``mean_s`` seconds on average."""
+    """The reuse of blocks: a ``share`` of them, in [0, 1], is used again, after ``mean_s`` seconds on average."""
 
     share: float
     mean_s: float
@@ -25,11 +25,11 @@ class Fit(NamedTuple):
 
 
 PRIOR = Fit(0.5, 60.0)
-"""The fit of all categories of which nothing is known yet, so that age decides."""
+"""The fit of every category of which nothing is known yet, so that age decides."""
 
 
 class Sums(NamedTuple):
-    """The sums of one category: blocks used, those of them used again, and the seconds until then."""
+    """The sums of one category: blocks used, blocks of these used again, and the seconds until they were."""
 
     used: float
     again: float
@@ -37,9 +37,9 @@ class Sums(NamedTuple):
 
 
 def fitted(samples: Mapping[str, Sums]) -> dict[str, Fit]:
-    """Returns fits by maximum likelihood, whose mean is that of the sample; ``""`` is all categories together.
+    """Returns fits by maximum likelihood, with the mean of the sample; ``""`` is all categories together.
 
-    Where samples are too few, there is no fit."""
+    Categories with too few samples get no fit."""
     together = Sums(*map(sum, zip(*samples.values(), strict=True))) if samples else Sums(0, 0, 0)
     found = {category: _fit(sums) for category, sums in {**samples, UNKNOWN: together}.items()}
     return {category: fit for category, fit in found.items() if fit is not None}

@@ -1,11 +1,11 @@
-"""The interface of eviction policies, and what they are told of requests.
+"""The interface of eviction policies, and the facts about requests that they receive.
 
 A policy is told at once what happens to the held keys. They are *stored*, *used* by a request, *pinned* while their
 blocks are read or written, *unpinned*, or *dropped* for another reason than eviction. It is asked which keys to evict.
-It knows keys, never where their blocks are, so that it recognises a key that comes back. Clock values are arguments.
+It knows keys, never where their blocks are, so it recognises a key that comes back. Clock values are arguments.
 
-Besides its order, a key has :class:`Traits`, those of the request that stored or used it last. Policies learn from them
-what becomes of a kind of request ("KVCache cache in the wild" §4.2)."""
+Besides its order, a key has :class:`Traits`: those of the request that stored or used it last. From them, policies
+learn what becomes of a kind of request ("KVCache cache in the wild" §4.2)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ NO_TRAITS = Traits()
 
 
 def kind_and_turn(category: str) -> tuple[str, int]:
-    """Returns kind and turn of a category such as ``text/3``; turn 0 if it names none."""
+    """Returns kind and turn of a category such as ``text/3``; the turn is 0 if the category names none."""
     kind, _, turn = category.rpartition("/")
     return (kind, int(turn)) if turn.isdecimal() and len(turn) < 10 else (category, 0)
 
 
 class Use(NamedTuple):
-    """A use of keys by a request: its traits (None if unknown), and the first key's place in its prompt, in blocks."""
+    """A request's use of keys: its traits (None if unknown), and the first key's place in its prompt, in blocks."""
 
     traits: Traits | None = None
     first: int = 0
@@ -63,11 +63,11 @@ class LearningEviction(Protocol):
         """Applies what was learned from now on."""
 
     def beliefs(self) -> Mapping[str, Fit]:
-        """Returns what is believed of each category, for people and metrics; ``""`` is for all that are not named."""
+        """Returns the policy's fit of each category, for people and metrics; ``""`` is for all that are not named."""
 
 
 Refit = Callable[[Callable[[], Any], Callable[[Any], object]], None]
-"""A function that has work done in any thread; the policy's owner hands the result to the second argument, or not."""
+"""A function that has work done in any thread. The policy's owner passes the result to the second argument, or not."""
 
 
 def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
@@ -76,7 +76,7 @@ def at_once(work: Callable[[], Any], adopt: Callable[[Any], object]) -> None:
 
 
 def learner(policy: object, refit: Refit = at_once) -> Callable[[float], None]:
-    """Returns a function that lets a policy which learns do so when it is due; call it often, with the time."""
+    """Returns a function that lets a learning policy learn when that is due; call it often, with the time."""
     if not isinstance(policy, LearningEviction):
         return lambda now_s: None
     learning = policy
@@ -97,8 +97,8 @@ class EvictionPolicy(Protocol[Key]):
     Pinned keys never go. Calls cost O(keys), unless a policy says otherwise about its victims.
 
     A policy is not told for how many keys there is room, and cannot count on an order of :meth:`victims` and
-    :meth:`stored`. A service makes room first, and stores what then has a block. A replay stores all of a request and
-    then evicts what is too much, so that keys may go that were stored just now."""
+    :meth:`stored`. A service makes room first, and then stores the keys that got a block. A replay stores all of a
+    request's keys and then evicts the excess, so keys that were stored just now may go."""
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -123,9 +123,9 @@ class EvictionPolicy(Protocol[Key]):
         """Removes and returns the keys to evict next, in this order, at most ``count``."""
 
     def peek(self, now_s: float) -> tuple[float, Key] | None:
-        """Returns the next victim's worth and the victim; None if nothing may go.
+        """Returns the next victim's worth and the victim; None if no key may go.
 
-        Of several pools of one policy, the one whose next victim is worth least should evict."""
+        If one policy manages several pools, the pool whose next victim is worth least should evict."""
 
     def __len__(self) -> int:
         """Returns how many keys may go."""
@@ -141,12 +141,12 @@ class Chaining(Protocol):
     def follows(self, key: Any, after: Any, now_s: float) -> None:
         """Notes that ``after`` is the key before ``key`` in its prompt; both are held, and unused since being stored.
 
-        A call of ``stored`` began with ``key``, and one ended with ``after``."""
+        A call of ``stored`` began with ``key``, and another one ended with ``after``."""
 
 
 @runtime_checkable
 class Pinning(Protocol):
-    """The further method of policies that save work if keys, whose blocks are yet to be written, are pinned at once."""
+    """The further method of policies that save work if keys whose blocks are yet to be written are pinned at once."""
 
     def stored_pinned(
         self, keys: Sequence[Any], now_s: float, traits: Traits, offsets: Sequence[int], after: Any = None
@@ -162,7 +162,7 @@ class Known(NamedTuple):
     place: int = 0
     """The key's place in the prompt that it was stored for, in blocks."""
     after: Any = None
-    """The key before it in that prompt; None if there is none or it is unknown."""
+    """The key before this one in that prompt; None if there is none or it is unknown."""
 
 
 KnownOf = Callable[[Key], Known]
@@ -173,8 +173,8 @@ def hand_over(
 ) -> None:
     """Hands all keys of ``last`` over to ``new``; ``last`` is of no use afterwards.
 
-    ``new`` is told of the keys in the order in which ``last`` would evict them, then of the ``pinned`` keys. All count
-    as used now by the requests that are known of them. Then it is told which key follows which."""
+    ``new`` is told of the keys in the order in which ``last`` would evict them, then of the ``pinned`` keys. Each key
+    counts as used now by the request known to have used it last. Then ``new`` is told which key follows which."""
     keys = [*last.victims(len(last), now_s), *pinned]
     known = {key: known_of(key) for key in keys}
     # Places fall along a chain, so that each chain ends even if callers gave wrong predecessors.
@@ -184,7 +184,7 @@ def hand_over(
         if after is not None and after in known and known[after].place == place - 1
     }
     extended, fixed = Counter(before.values()), set(pinned)
-    runs: list[list[Key]] = []  # each with the deepest key first; no other run begins in its middle
+    runs: list[list[Key]] = []  # each with the deepest key first; no other run begins within it
     for key in keys:
         deeper = runs[-1][-1] if runs else None
         follows = deeper is not None and before.get(deeper) == key and extended[key] == 1

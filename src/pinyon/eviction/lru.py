@@ -10,7 +10,7 @@ from pinyon.eviction.interface import Key, Traits
 
 
 class Lru(Generic[Key]):
-    """Keys by their last use, which for a pinned key ends when it is unpinned. Worth: minus the seconds since then."""
+    """Keys by last use, which ends for a pinned key when it is unpinned. Worth: minus the seconds since then."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[Key, float] = OrderedDict()
@@ -24,7 +24,7 @@ class Lru(Generic[Key]):
     def stored_pinned(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
     ) -> None:
-        """Does nothing, as the last use of pinned keys has not ended."""
+        """Does nothing, as a pinned key's last use has not ended."""
 
     def _append(self, keys: Sequence[Key], now_s: float) -> None:
         order = self._order

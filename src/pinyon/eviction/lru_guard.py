@@ -1,12 +1,12 @@
-"""A guard beside another policy that knows what LRU would have kept and whether LRU would have served better lately.
+"""A guard beside another policy: it knows what LRU would have kept, and whether LRU would have served better lately.
 
 The guard watches uses and stores, and so knows what LRU would hold in the same room, at the cost of one key for each
-held key. The hits by which LRU is ahead of the policy are a debt. If it grows too large, nothing goes for a while that
-LRU would have kept, until the pool holds what LRU would hold and whatever else there is room for.
+held key. The hits by which LRU is ahead of the policy are a debt. If it grows too large, a *hold* begins: nothing
+goes that LRU would have kept, until the pool holds what LRU would hold and whatever else there is room for.
 
 So a policy that is wrong about a workload, or about its change, costs little more than that debt each time that it is
-tried. After each failure, it is tried again twice as late. The debt may be as large as the policy's gain over LRU so
-far, within bounds: a policy that knows nothing yet has little to lose."""
+tried. After each failure, the next try comes after twice the time. The limit of the debt is the policy's gain over LRU
+so far, within bounds: a policy that knows nothing yet has little to lose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLD = 8
 HOLD_MAX = 256
 """The greatest length of a hold, as a multiple of the room."""
 FORGIVEN = 8
-"""The multiple of the last hold after which, without too large a debt, the next hold counts as the first."""
+"""The multiple of the last hold's length after which a new hold is as short as the first."""
 
 
 class LruGuard(Generic[Key]):
@@ -36,7 +36,7 @@ class LruGuard(Generic[Key]):
         self._kept: OrderedDict[Key, None] = OrderedDict()
         """The keys that LRU would hold, the next victim first."""
         self._beyond: dict[int, OrderedDict[Key, int]] = {}
-        """The held keys that LRU would not hold, by group, longest first, with the number of their leaving."""
+        """The held keys that LRU would not hold, by group, in order of leaving, each with its number in that order."""
         self._group_of: dict[Key, int] = {}
         self.on = False
         """True during a hold: nothing should go that LRU would have kept."""
@@ -58,7 +58,7 @@ class LruGuard(Generic[Key]):
         return len(self._kept) + len(self._group_of)
 
     def asked(self, keys: Sequence[Key], held: bool) -> None:
-        """Counts keys that a request uses, in the order of its prompt; ``held`` says whether they were there."""
+        """Counts keys that a request uses, in the order of its prompt; ``held`` says whether the pool held them."""
         found = self.touched(keys)
         self._asked += len(keys)
         if not self._room:
@@ -80,7 +80,7 @@ class LruGuard(Generic[Key]):
         return min(LIMIT_MAX, max(LIMIT_MIN, self._gained / self._room))
 
     def touched(self, keys: Sequence[Key]) -> int:
-        """Marks keys as used last without counting them as asked for, and returns how many of them LRU would hold."""
+        """Marks keys as used last without counting them as asked for; returns how many of them LRU would hold."""
         kept, beyond = self._kept, self._group_of
         found = 0
         for key in reversed(keys):
@@ -117,7 +117,7 @@ class LruGuard(Generic[Key]):
                 self._beyond.setdefault(group, OrderedDict())[key] = self._left
 
     def gone(self, keys: Sequence[Key]) -> None:
-        """Notes that keys were evicted, which LRU may have kept."""
+        """Notes that keys were evicted; LRU may have kept them."""
         beyond = self._group_of
         for key in keys:
             if key in beyond:
@@ -130,7 +130,7 @@ class LruGuard(Generic[Key]):
             self._kept.pop(key, None)
 
     def order(self, may: Callable[[int], int]) -> Iterator[Key]:
-        """Returns the held keys that LRU would not hold, longest first, of groups for which ``may`` is above 0."""
+        """Returns the held keys that LRU would not hold, first to leave first, of groups where ``may`` is above 0."""
         groups = [keys.items() for group, keys in self._beyond.items() if may(group)]
         return (key for key, _ in heapq.merge(*groups, key=itemgetter(1)))
 

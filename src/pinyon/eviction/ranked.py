@@ -11,15 +11,15 @@ from pinyon.eviction.interface import Key
 STALE_MIN = 1024
 
 Rank = tuple[Any, ...]
-"""Numbers, of which the least goes first; no two keys have the same rank."""
+"""Numbers that order a key: the least rank goes first, and no two keys have the same rank."""
 
 
 class Ranked(Generic[Key]):
-    """A heap whose outdated entries are at most as many as the valid ones and :data:`STALE_MIN`."""
+    """A heap with at most as many outdated entries as there are valid ones, plus :data:`STALE_MIN`."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Rank] = {}
-        """Tuples of a rank with its key behind it: a flat tuple is compared faster than a nested one."""
+        """Each key's tuple: its rank, then the key. A flat tuple is compared faster than a nested one."""
         self._heap: list[Rank] = []
 
     def put(self, key: Key, rank: Rank) -> None:
@@ -55,7 +55,7 @@ class Ranked(Generic[Key]):
         return found
 
     def __iter__(self) -> Iterator[Key]:
-        """Returns an iterator over the keys, in no order."""
+        """Returns an iterator over the keys, in no particular order."""
         return iter(self._entries)
 
     def __len__(self) -> int:

@@ -1,17 +1,17 @@
-"""pinyon's own policy: the run that is least likely to be used again per second of its room goes first.
+"""pinyon's own policy: it evicts first the run that is least likely to be used again per second of its room.
 
 The policy looks at requests, not at blocks. A request adds a run of keys to a prompt, and all of these keys have one
 fate: either the next turn uses the whole run, or no request does. The policy learns how likely that is, and when
-(:mod:`pinyon.eviction.hazard_table`). It goes by kind and turn of the request, by how often this tenant's conversations
-went on so far, and by the pace of this one. Runs that several conversations share (instructions of a program) are
-judged by how often they themselves were used. Runs that are left behind when a request goes on differently are a class
-of their own.
+(:mod:`pinyon.eviction.hazard_table`). The likelihood depends on the request's kind and turn, on how often this tenant's
+conversations went on so far, and on the pace of this one. Runs that several conversations share (instructions of a
+program) are judged by how often they themselves were used. Runs that are left behind when a request goes on differently
+are a class of their own.
 
 A run is evicted from its end, and only after all runs that extend it: a prefix is worth at least as much as its
 extensions. Nothing is known of the future; if the workload shifts, old counts fade.
 
-Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better, it is followed for a while
-(:mod:`pinyon.eviction.lru_guard`)."""
+Tenants share the room (:mod:`pinyon.eviction.tenant_shares`). Where LRU would serve better, the policy follows LRU for
+a while (:mod:`pinyon.eviction.lru_guard`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pinyon.eviction.request_classes import RequestClasses
 
 STALE_MIN = 1024
 LATER_MAX = 64
-"""The number of keys offered by the guard that are examined before worth alone decides."""
+"""The number of keys that the guard offers and the policy examines before worth alone decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class ReuseHazard(Generic[Key]):
         self._queues: FairQueues[Key] = FairQueues(self._table, settings.fair)
         self._guard: LruGuard[Key] | None = LruGuard() if settings.guard else None
         self._ghosts: OrderedDict[Key, TreeRun[Key]] = OrderedDict()
-        """Evicted runs whose samples go on, by their first keys."""
+        """Evicted runs that are still observed, by their first keys."""
         self._beliefs: Mapping[str, Fit] = {}
         self._refit_at_s = -math.inf
 
-    # -- what happens
+    # -- events
 
     def stored(
         self, keys: Sequence[Key], now_s: float, traits: Traits, offsets: Sequence[int], after: Key | None = None
@@ -168,7 +168,7 @@ class ReuseHazard(Generic[Key]):
         self._tree.follow(run, parent)
         self._queues.leave(parent)
 
-    # -- what a request tells of those before
+    # -- learning from the return of earlier keys
 
     def _returned(self, keys: Sequence[Key], now_s: float) -> TreeRun[Key] | None:
         """Counts the return of evicted runs, and returns the last one, if any."""
@@ -180,7 +180,7 @@ class ReuseHazard(Generic[Key]):
         return found
 
     def _end_at(self, key: Key | None, now_s: float) -> TreeRun[Key] | None:
-        """Returns the run that ends with this key, cut there if it went on; None if the key is not held."""
+        """Returns the run that ends with this key, cut there if it was longer; None if the key is not held."""
         run = self._tree.get(key)
         if run is None or run.keys[-1] == key:
             return run
@@ -201,12 +201,12 @@ class ReuseHazard(Generic[Key]):
         if run.pins:
             self._pins.cut(run, head)
         if not run.branches and not run.children and left == 1:
-            self._classes.left(run, now_s)  # as the next turn does not use it
+            self._classes.left(run, now_s)  # the next turn does not use it
             self._queues.leave(run)
         else:
             head.branches = run.branches
             self._branched(head, now_s)
-        self._queues.place(run, now_s)  # pinned keys before it may have kept it out of the queue
+        self._queues.place(run, now_s)  # pinned keys in its first part may have kept it out of the queue
         return head
 
     def _branched(self, run: TreeRun[Key], now_s: float) -> None:
@@ -245,7 +245,7 @@ class ReuseHazard(Generic[Key]):
         self._queues.leave(run)
         self._queues.place(run, now_s)
 
-    # -- who is next
+    # -- the next victim
 
     def victims(self, count: int, now_s: float) -> list[Key]:
         self._table.advance(now_s)
@@ -267,7 +267,7 @@ class ReuseHazard(Generic[Key]):
         return None if run is None else (run, min(self._queues.most(run), count))
 
     def _left_by_lru(self, guard: LruGuard[Key], count: int) -> tuple[TreeRun[Key], int] | None:
-        """Returns the same as :meth:`_first`, but only of keys that LRU would not hold."""
+        """Returns the same as :meth:`_first`, but considers only keys that LRU would not hold."""
         later: list[Key] = []
         found = None
         for key in islice(guard.order(self._queues.above), LATER_MAX):
@@ -276,13 +276,13 @@ class ReuseHazard(Generic[Key]):
             if many and not run.children:
                 found = run, many
                 break
-            later.append(key)  # it is pinned, belongs to another tenant now, or a key that LRU would keep extends it
+            later.append(key)  # pinned, protected by its tenant's share, or extended by a key that LRU would keep
         for key in later:
             guard.later(key)
         return found
 
     def _group_of(self, key: Key) -> int | None:
-        """Returns the group of tenants of a held key."""
+        """Returns the tenant group of a held key."""
         run = self._tree.get(key)
         return None if run is None else run.group
 
@@ -294,7 +294,7 @@ class ReuseHazard(Generic[Key]):
             self._guard.gone(gone)
         self._queues.count(run, -len(gone))
         if not run.keys:
-            if not run.turn and not run.branches:  # left behind by the next turn
+            if not run.turn and not run.branches:  # the next turn has left this run behind
                 self._classes.forget(run)
             elif run.sample is not None and not self._inherits(run):
                 self._ghosts[first] = run
@@ -306,7 +306,7 @@ class ReuseHazard(Generic[Key]):
         return gone
 
     def _gone(self, run: TreeRun[Key], now_s: float) -> None:
-        """Takes an empty run out of the queues; its parent may inherit its sample, and may be the next victim."""
+        """Takes an empty run out of the queues; its parent may inherit its sample and be the next victim."""
         self._queues.leave(run)
         parent = run.parent
         if parent is None:
@@ -316,18 +316,18 @@ class ReuseHazard(Generic[Key]):
             parent.of, parent.last_s, parent.sample = run.of, run.last_s, run.sample
             parent.turn, parent.kind, parent.gap_s = run.turn, run.kind, run.gap_s
         self._queues.place(parent, now_s)
-        run.parent = None  # runs that extended it may live on, and must not keep all former parents in memory
+        run.parent = None  # longer runs may live on, and must not keep all former parents in memory
 
     @staticmethod
     def _inherits(run: TreeRun[Key]) -> bool:
-        """Returns whether the parent is of the same conversation alone, so that its next turn will use the parent."""
+        """Returns whether only the same conversation uses the parent, so that its next turn will use the parent."""
         parent = run.parent
         if parent is None or not run.turn:
             return False
         return bool(parent.keys) and not parent.children and not parent.branches
 
     def _anything(self, count: int, now_s: float) -> list[Key]:
-        """Evicts keys that only pinned keys behind them protect, as there is nothing else to evict."""
+        """Evicts keys that only later, pinned keys protect, as there is nothing else to evict."""
         gone: list[Key] = []
         while len(gone) < count and (run := self._pins.deepest()) is not None:
             some = self._pins.free_of(run)[: count - len(gone)]
@@ -352,7 +352,7 @@ class ReuseHazard(Generic[Key]):
     def __contains__(self, key: object) -> bool:
         return key in self._tree and key not in self._pins
 
-    # -- what is learned
+    # -- learning
 
     def refit(self, now_s: float) -> Callable[[], Any] | None:
         if now_s < self._refit_at_s:

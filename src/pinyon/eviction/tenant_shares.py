@@ -1,4 +1,4 @@
-"""Tenants' shares of a pool: how much each holds, and from whom keys may be taken (the problem of FairRide, NSDI '16).
+"""Tenants' shares of a pool: how much each holds, and from which of them keys may be taken (FairRide, NSDI '16).
 
 Up to :data:`GROUPS` tenants have equal shares: nothing is taken from a tenant within its share while another holds more
 than its own (max-min). With more tenants, shares would be smaller than single conversations, and enforcing them would
@@ -17,19 +17,19 @@ KNOWN = 4
 LONGEST_S = 1800.0
 """The longest reuse time that is told apart from longer ones."""
 ROUND = 16
-"""Reuses after which the estimate is renewed; before the first ones, nothing is known."""
+"""The number of reuses after which the estimate is renewed; before the first renewal, nothing is known."""
 RARE = 0.02
 """The share of reuses that may come later than the estimate."""
 LATER = 4
-"""A factor on the estimate, as none of the later reuses may have been seen yet."""
+"""A factor on the estimate, as the latest reuses may not have been seen yet."""
 SEEN_MAX = 512
-"""The number of reuses after which older ones count half."""
+"""The number of reuses after which earlier ones count half."""
 
 
 class ReuseGaps:
-    """The times after which a tenant uses again what it holds, counted by powers of two of seconds.
+    """The times after which a tenant reuses what it holds, counted by powers of two of seconds.
 
-    Other tenants' uses do not count, so that a tenant which floods the pool cannot make others' blocks look unused."""
+    Other tenants' uses do not count. So a tenant that floods the pool cannot make others' blocks look unused."""
 
     def __init__(self) -> None:
         self._counts = [0] * (math.ceil(math.log2(LONGEST_S)) + 1)
@@ -56,7 +56,7 @@ class ReuseGaps:
 
 
 class TenantShares:
-    """The shares of groups of tenants, which are numbers below :data:`GROUPS`."""
+    """The shares of groups of tenants; the groups are numbers below :data:`GROUPS`."""
 
     def __init__(self) -> None:
         self._named: dict[str, int] = {}
@@ -95,7 +95,7 @@ class TenantShares:
         self._largest = None
 
     def above(self, group: int) -> int:
-        """Returns how many keys may be taken from the group now; 0 if others have to give first."""
+        """Returns how many keys may be taken from the group now; 0 if other groups must give keys first."""
         held = self._held[group]
         if self._holding <= 1:
             return held
@@ -107,7 +107,7 @@ class TenantShares:
         return max(0, held - most) if self._largest > most else held
 
     def again(self, group: int, gap_s: float) -> None:
-        """Counts a reuse by the group, ``gap_s`` seconds after the use before."""
+        """Counts a reuse by the group, ``gap_s`` seconds after the previous use."""
         gaps = self._gaps.get(group)
         if gaps is None:
             gaps = self._gaps[group] = ReuseGaps()
@@ -118,6 +118,6 @@ class TenantShares:
     def protects_s(self, group: int) -> float:
         """Returns the age in seconds beyond which the group hardly uses a key again.
 
-        If its own reuses are not known, those of most other groups decide, each counted once."""
+        If the group's own reuses are unknown, those of the other groups decide, each group counted once."""
         gaps = self._gaps.get(group)
         return self._usual_s if gaps is None or gaps.over_s is None else gaps.over_s

@@ -1,6 +1,6 @@
-"""The clusters that load balancers own, put together: several of a region that name one cluster share it.
+"""The clusters that load balancers own, merged: load balancers of a region that name the same cluster share it.
 
-People add instances to clusters and remove them, beside what load balancers say of their own."""
+People can also add instances to clusters and remove them, besides those that load balancers name."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pinyon.federation.view import Cluster, ClusterName, Federation, OwnedCluste
 from pinyon.federation.watched import WatchedBalancer
 
 CHANGES_MAX = 1024
-"""Changes of one cluster, of either kind."""
+"""The maximum number of changes of one cluster, of either kind."""
 
 
 def is_upstream(instance: str) -> bool:
-    """Returns whether an instance is given by a base URL; else it is the id of a worker."""
+    """Returns whether an instance is an upstream, given by a base URL; otherwise it is the id of a worker."""
     return "://" in instance
 
 
 @dataclass(slots=True, eq=False)
 class Changes:
-    """The changes of a cluster by hand. The last word on an instance counts."""
+    """The changes that people made to a cluster. The last word on an instance counts."""
 
     added: dict[str, None] = field(default_factory=dict)
     removed: dict[str, None] = field(default_factory=dict)
     _recovered: set[str] = field(default_factory=set)
-    """Instances of which only the last recovery has said something."""
+    """Instances whose only known change comes from the last recovery."""
 
     def add(self, instance: str) -> bool:
         """Adds an instance; True if it is news. Raises :class:`FailedPrecondition` for a worker not removed."""
@@ -49,9 +49,9 @@ class Changes:
         return _put(self.removed, instance)
 
     def recover(self, added: Iterable[str], removed: Iterable[str], *, replaces: bool) -> None:
-        """Restores earlier changes, as far as nothing was said since and there is room for them.
+        """Restores earlier changes, except of instances changed since, and as far as there is room.
 
-        ``replaces``: they are later than those recovered last, of which nothing is left."""
+        ``replaces``: these changes are later than those recovered last, and replace them."""
         for instance in self._recovered if replaces else ():
             self.added.pop(instance, None)
             self.removed.pop(instance, None)
@@ -86,9 +86,9 @@ def owners_of(members: Iterable[WatchedBalancer]) -> dict[ClusterName, list[Watc
 
 
 def cluster_of(key: ClusterName, owners: list[WatchedBalancer], changes: Changes, adopter: str) -> Cluster:
-    """Returns the cluster as its serving owners describe it, or all owners where none serves.
+    """Returns the cluster as its serving owners describe it, or as all owners do if none serves.
 
-    The owner that registered last says of what kind it is."""
+    The owner that registered last determines the kind of cluster."""
     asked = sorted([each for each in owners if each.serves] or owners, key=lambda each: each.registered)
     said = [cluster for member in asked for cluster in member.info.clusters if cluster.name == key[1]]
     conductor = said[-1].conductor

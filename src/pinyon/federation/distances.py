@@ -1,7 +1,7 @@
 """Positions of regions on Earth, and distances between regions, as round trips in milliseconds.
 
-The best source counts: what load balancers have measured (the median, both ways), else a table, else the positions. A
-measurement counts also when one of both is gone by now: that is when it is asked for."""
+The best source counts: load balancers' measurements (the median, both ways), otherwise a table, otherwise the
+positions. A measurement still counts when one of the two is gone: that is when its distance is asked for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pinyon.core.errors import InvalidArgument
 from pinyon.core.request import check_geographies
 
 EARTH_RADIUS_KM = 6371.0088
-"""Mean radius of the IUGG."""
+"""The Earth's mean radius as defined by the IUGG."""
 MS_PER_KM = 0.015
-"""Light takes 0.01 ms there and back through a kilometre of glass fibre, and cables do not lie along great circles."""
+"""A round trip's milliseconds per kilometre: 0.01 for light in glass fibre, more as cables leave the great circle."""
 REGIONS_MAX = 256
 
 Pair = tuple[str, str]
@@ -27,12 +27,12 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in degrees. Raises :class:`InvalidArgument` for a place that is not on Earth."""
+    """A position in degrees. Raises :class:`InvalidArgument` for a position that is not on Earth."""
 
     latitude: float
-    """North of the equator, in [-90, 90]."""
+    """Degrees north of the equator, in [-90, 90]."""
     longitude: float
-    """East of Greenwich, in [-180, 180]."""
+    """Degrees east of Greenwich, in [-180, 180]."""
 
     def __post_init__(self) -> None:
         if not -90.0 <= self.latitude <= 90.0 or not -180.0 <= self.longitude <= 180.0:
@@ -69,7 +69,7 @@ class Distances:
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def ms(self, one: str, other: str) -> float:
-        """Returns milliseconds between two regions; infinite if unknown."""
+        """Returns the milliseconds of a round trip between two regions; infinite if unknown."""
         if one == other:
             return 0.0
         pair = (one, other) if one < other else (other, one)

@@ -1,7 +1,7 @@
-"""The registry: regions, load balancers, their clusters, and which adopts those of a failed one (SkyWalker §4.2).
+"""The registry: regions, load balancers, their clusters, and the adopters of orphaned clusters (SkyWalker §4.2).
 
-Everything that happens is told to it with the time; ``sweep`` says what follows. Its :class:`Federation` has a version
-that grows with each change of it; load and heartbeats change nothing."""
+Callers tell it everything that happens, with the time; ``sweep`` decides what follows. Its :class:`Federation` has a
+version that grows with each change; load and heartbeats do not change it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from pinyon.routing.geography import Geography
 
 MEMBERS_MAX = 256
 UPSTREAMS_MAX = 8192
-"""Upstreams of all clusters together: the federation fits one message."""
+"""The maximum number of upstreams of all clusters together: the federation must fit one message."""
 LATENCIES_MAX = 256
 RECOVERED_MAX = 1024
-"""Clusters whose owners have told what was before."""
+"""The maximum number of clusters whose earlier state their owners have told."""
 VERSION_JUMP = 1 << 20
-"""A restart's addition to the version: the last versions that were told may not have reached the disk."""
+"""The addition to the version after a restart: the last versions sent out may not have reached the disk."""
 VERSION_MAX = 1 << 52
-"""A version that no memory reaches by itself; beyond it, a new memory begins."""
+"""A version that no memory reaches in practice; beyond it, a new memory begins."""
 
 
 class LbRegistry:
@@ -51,28 +51,28 @@ class LbRegistry:
         self._changes: dict[ClusterName, Changes] = {}
         self._adoptions: dict[ClusterName, str] = {}
         self._recovered: dict[ClusterName, tuple[str, int]] = {}
-        """Epoch and version of a cluster's last news of the time before this controller, from its file or an owner."""
+        """Epoch and version of each cluster's last news from before this controller's start, by file or owner."""
         self._serial = 0
         self.federation = Federation(epoch)
         """The federation as of the last ``sweep``, registration or change."""
         self.takeovers = 0
-        """Clusters that were adopted, in this controller's life."""
+        """The number of clusters that were adopted since this controller's start."""
         self.handbacks = 0
-        """Clusters that their owners got back."""
+        """The number of clusters that their owners got back."""
         self.failures = 0
 
-    # -- what is known
+    # -- present knowledge
 
     def watched(self) -> Iterable[WatchedBalancer]:
         """Returns all load balancers."""
         return self._members.values()
 
     def settling(self, now_s: float) -> bool:
-        """Returns whether the controller has just started, so that load balancers it does not hear may live."""
+        """Returns whether the controller has just started, so that load balancers it has not heard may be alive."""
         return now_s < self._started_s + self.timing.grace_s
 
     def distances(self) -> Distances:
-        """Returns the distances between regions, by all that is known."""
+        """Returns the distances between regions, from everything that is known."""
         measured: dict[Pair, list[float]] = {}
         for member in self._members.values():
             here = member.info.region
@@ -88,8 +88,8 @@ class LbRegistry:
     def register(self, info: LbInfo, now_s: float) -> int:
         """Begins a session and returns its number; an earlier session of the load balancer is void from now on.
 
-        Raises :class:`FailedPrecondition` for a boot that a newer one has taken the name from, and
-        :class:`ResourceExhausted` when there are too many."""
+        Raises :class:`FailedPrecondition` for a boot whose name a newer boot has taken, and :class:`ResourceExhausted`
+        when there are too many load balancers."""
         known = self._members.get(info.lb_id)
         if known is not None and info.boot_id in known.displaced:
             raise FailedPrecondition(f"a newer process is {info.lb_id}", field="registration.boot_id")
@@ -106,7 +106,7 @@ class LbRegistry:
         return self._serial
 
     def update(self, session: int, info: LbInfo) -> None:
-        """Records new facts from a load balancer with a session. Raises as :meth:`register`, and for another id."""
+        """Records new facts from a load balancer with a session. Raises as :meth:`register`, and if its id changes."""
         member = self._of(session)
         if member is None:
             return
@@ -130,7 +130,7 @@ class LbRegistry:
         return True
 
     def awaits(self, session: int, draining: bool) -> bool:
-        """Returns whether such a report may change who serves what: a failed one is heard, or draining changes."""
+        """Returns whether the report may change who serves what: a failed load balancer speaks, or draining changes."""
         member = self._of(session)
         return member is not None and (member.failed or member.draining != draining)
 
@@ -151,7 +151,7 @@ class LbRegistry:
             member.session, member.lost_s = 0, now_s
 
     def probed(self, lb_id: str, boot_id: str, answered: bool, began_s: float, now_s: float) -> None:
-        """Records the end of a probe of its address that began at ``began_s``."""
+        """Records the end of a probe of the load balancer's address; the probe began at ``began_s``."""
         member = self._members.get(lb_id)
         if member is None or member.left or member.info.boot_id != boot_id:
             return
@@ -161,19 +161,19 @@ class LbRegistry:
             member.silent(began_s, self.timing)
 
     def stood_still(self, late_s: float) -> None:
-        """Ignores silence while this process did nothing for ``late_s``: load balancers may have spoken."""
+        """Excuses silence during ``late_s`` in which this process stood still: load balancers may have spoken."""
         for member in self._members.values():
             member.heard_s += late_s
             member.failed_probes = 0
 
     def sweep(self, now_s: float) -> list[LbInfo]:
-        """Decides what follows from the time. Returns the load balancers that have failed just now."""
+        """Decides what follows from the passing of time. Returns the load balancers that have just failed."""
         failed = [each.info for each in self._members.values() if each.look(now_s, self._started_s, self.timing)]
         self.failures += len(failed)
         standings = {lb_id: each.standing(now_s, self.timing) for lb_id, each in self._members.items()}
         clusters = [(key, tuple([each.info.lb_id for each in owners])) for key, owners in self._owners().items()]
         before = self._adoptions
-        distances = cache(self.distances)  # put together once, and only if they are asked for
+        distances = cache(self.distances)  # computed once, and only if needed
         self._adoptions = assign(
             clusters,
             standings,
@@ -191,7 +191,7 @@ class LbRegistry:
     # -- changes by hand
 
     def add_instance(self, region: str, cluster: str, instance: str) -> bool:
-        """Adds an instance to a cluster; returns whether this is news. Raises :class:`PinyonError` if it cannot be."""
+        """Adds an instance to a cluster; returns whether this is news. Raises :class:`PinyonError` if it cannot."""
         key = self._named(region, cluster)
         known = self._cluster(key, self._owners()[key])
         if is_upstream(instance) and known.conductor:
@@ -223,12 +223,12 @@ class LbRegistry:
     # -- memory
 
     def recover(self, known: Federation, now_s: float, by: LbInfo | None = None) -> None:
-        """Restores what was so before this controller started; what has been heard since counts more.
+        """Restores the state from before this controller started; what has been heard since takes precedence.
 
-        The source is its file or, where that is lost, what the load balancer ``by`` says that it was told. Its word on
-        instances that people added or removed counts for its own clusters only. Of others it says who they are, who
-        adopted what, and where conductors are, which prove that they are of the suite. It does not say where others'
-        upstream servers are, nor which processes may not register any more."""
+        The source is the controller's file or, if that is lost, what the load balancer ``by`` was told. The load
+        balancer is believed about instances that people added or removed only in its own clusters. About other load
+        balancers it may tell their identity, their adoptions, and their conductors, which prove that they belong to the
+        suite. It may not tell other owners' upstream servers, nor which processes may no longer register."""
         owned = owned_before(known)
         adopted: set[str] = set()
         for cluster in known.clusters:
@@ -269,13 +269,13 @@ class LbRegistry:
         self._publish()
 
     def renew(self, epoch: str) -> None:
-        """Gives this memory another name and tells it all anew, as a load balancer knows a later version."""
+        """Gives this memory a new epoch and publishes it, as a load balancer knows a later version of the old one."""
         self.federation = replace(self.federation, epoch=epoch, version=self.federation.version + 1)
 
     # -- helpers
 
     def _speaks_for(self, info: LbInfo, key: ClusterName, known: Federation) -> bool:
-        """Returns whether it owns the cluster, and no owner has told a later version of the same memory."""
+        """Returns whether ``info`` owns the cluster, and no owner has told a later version of the same memory."""
         if key not in [(info.region, cluster.name) for cluster in info.clusters]:
             return False
         epoch, version = self._recovered.get(key, ("", 0))
@@ -287,7 +287,7 @@ class LbRegistry:
         return next((member for member in self._members.values() if member.session == session), None)
 
     def _positions(self) -> dict[str, Position]:
-        """Returns the positions of regions, each as said last."""
+        """Returns the positions of regions, for each as the latest registration says."""
         members = self._by_registration()
         return {each.info.region: each.info.position for each in members if each.info.position is not None}
 
@@ -301,7 +301,7 @@ class LbRegistry:
         if known is not None or len(self._members) < self._members_max:
             return
         known_only = [each for each in self._by_registration() if not each.session]
-        # First those that left; then those never heard, known only by what others said.
+        # First those that left; then those never heard, of which only others have told.
         gone = [each for each in known_only if each.left] + [each for each in known_only if each.hearsay]
         if not gone:
             raise ResourceExhausted(f"{len(self._members)} load balancers are known; see pinyon regions forget")
@@ -339,7 +339,7 @@ class LbRegistry:
         return region, names[0]
 
     def _publish(self) -> None:
-        """Publishes a new version, if anything is different."""
+        """Publishes a new version if anything has changed."""
         tags = self.geography.tags
         positions = self._positions()
         regions = sorted({each.info.region for each in self._members.values()})

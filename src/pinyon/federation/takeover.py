@@ -1,8 +1,8 @@
-"""Takeover: which load balancer serves the instances of one that does not (SkyWalker §4.2).
+"""Takeover: which load balancer serves the instances of a load balancer that does not serve (SkyWalker §4.2).
 
-Each *cluster* is served by its owners while one of them serves; else by the closest load balancer that may, one alone.
-An adopter keeps a cluster until an owner has served for a while, or until it does not serve itself. A closer load
-balancer that comes back later changes nothing, and an owner that comes and goes moves nothing about."""
+Each *cluster* is served by its owners while one of them serves; otherwise, by the closest single load balancer that
+may. An adopter keeps a cluster until an owner has served for a while, or until the adopter itself no longer serves. A
+closer load balancer that comes back later changes nothing, and an owner that comes and goes moves nothing about."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Standing:
     serves: bool
     """True if it lives, and takes new requests."""
     steady: bool
-    """True if it has done so for long enough to get its own clusters back."""
+    """True if it has served for long enough to get its own clusters back."""
     hears: bool
     """True if it has a session, and so would learn that it is to adopt something."""
     keeps: bool
-    """True if it goes on with what it was told: it hears, has heard lately, or nobody knows yet."""
+    """True if it still follows what it was told: it has a session, lost it only lately, or its state is unknown."""
 
 
 def assign(
@@ -39,12 +39,12 @@ def assign(
     """Returns the adopter of each cluster from now on.
 
     ``clusters``: each with the ids of its owners; ``adoptions``: the present adopters. ``sends(region, other)``:
-    whether law lets requests of ``region`` be served by a load balancer of ``other``. Among equally close ones, the one
-    with the fewest adoptions adopts, then the first by id."""
+    whether law lets a load balancer of ``other`` serve requests of ``region``. Among equally close ones, the one with
+    the fewest adoptions adopts, then the first by id."""
     kept: dict[ClusterName, str] = {}
     orphans: list[tuple[ClusterName, tuple[str, ...]]] = []
     last: dict[ClusterName, str] = {}
-    """Orphans of adopters that have not been heard for a while: better than none."""
+    """The present adopters of orphans, not heard for a while: they keep the cluster if no other can adopt it."""
     counts: Counter[str] = Counter()
     for key, owners in clusters:
         serving = [standings[owner] for owner in owners if owner in standings and standings[owner].serves]

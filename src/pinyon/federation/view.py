@@ -1,7 +1,7 @@
-"""The federation as load balancers are told it: the same for all of them, whole, with a version.
+"""The federation as the controller tells it to load balancers: the same for all of them, complete, with a version.
 
-Of views with one *epoch*, the greater version is the newer one. Another epoch is another memory, of a controller that
-lost its file or of another controller; its versions say nothing about those of the first."""
+Of views with one *epoch*, the one with the greater version is newer. Another epoch is another memory: that of a
+controller that lost its file, or of another controller. Versions of different epochs cannot be compared."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from enum import Enum
 from pinyon.federation.distances import Position
 
 ClusterName = tuple[str, str]
-"""Region and name."""
+"""A cluster's region and name."""
 
 
 class LbState(Enum):
     """The state of a load balancer."""
 
     LIVE = "live"
-    """The default as long as nothing else is known."""
+    """The default, as long as nothing else is known."""
     DRAINING = "draining"
     """The load balancer takes nothing new."""
     FAILED = "failed"
-    """The load balancer was not heard, and does not answer."""
+    """The load balancer has been silent, and does not answer probes."""
     LEFT = "left"
     """The load balancer ended in good order."""
 
@@ -33,7 +33,7 @@ class OwnedCluster:
     """Instances that are served together: those of a conductor, or upstream servers."""
 
     name: str
-    """Name, unique in its region; load balancers of a region that give the same name share the cluster."""
+    """The name, unique in its region; load balancers of a region that give the same name share the cluster."""
     conductor: str = ""
     """The conductor's gRPC address; empty if there is none."""
     upstreams: tuple[str, ...] = ()
@@ -66,28 +66,28 @@ class RegionView:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A load balancer. Its ``info`` names no clusters: the federation lists these."""
+    """A load balancer. Its ``info`` names no clusters: the federation lists them."""
 
     info: LbInfo
     state: LbState
     connected: bool
     """True if it has a session with the controller."""
     displaced: tuple[str, ...] = ()
-    """Boots from which this one has taken the name, the latest last."""
+    """Boots from which this one has taken over the name, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Instances, and the load balancers that serve them."""
+    """A group of instances, and the load balancers that serve them."""
 
     region: str
-    """The place of the instances: its law binds all that serve them."""
+    """The region of the instances: its law binds every load balancer that serves them."""
     name: str
     conductor: str = ""
     upstreams: tuple[str, ...] = ()
-    """Upstreams that count now: with those that were added, without those that were removed."""
+    """The upstreams in force: including those that were added, without those that were removed."""
     removed: tuple[str, ...] = ()
-    """Instances, by id or URL, that get nothing new."""
+    """Instances, by id or URL, that get no new requests."""
     added: tuple[str, ...] = ()
     """Upstreams that were added."""
     owners: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Federation:
     clusters: tuple[Cluster, ...] = ()
 
     def follows(self, known: Federation | None) -> bool:
-        """Returns whether this is news to a load balancer that knows ``known``."""
+        """Returns whether this view is news to a load balancer that knows ``known``."""
         return known is None or self.epoch != known.epoch or self.version > known.version
 
     def owned_by(self, lb_id: str) -> tuple[Cluster, ...]:
@@ -123,19 +123,19 @@ class Federation:
     def adopted_now(
         self, lb_id: str, silent_s: float, lease_s: float, reachable: Collection[str]
     ) -> tuple[Cluster, ...]:
-        """Returns the adopted clusters that the load balancer serves while it hears nothing from the controller.
+        """Returns the adopted clusters that the load balancer still serves after the controller's silence.
 
         ``silent_s``: seconds since the controller's last message; ``reachable``: ids of load balancers that it reaches
-        by itself. The controller may be gone, or only the way to it. Both must go well:
+        by itself. The controller may be gone, or only the path to it. Both cases must go well:
 
         - **the controller is gone**, and so is the owner: some load balancer must go on serving, for as long as it
           takes;
         - **the adopter is cut off** from the controller, and the owner is back: the adopter should let go.
 
-        So a lease that has run out ends an adoption only if an owner serves. The adopter finds out by itself: it has
-        streams to the other load balancers. While it reaches no owner, it goes on. An owner that lives serves its own
-        at any time. Two that serve one cluster share its load, as two load balancers of a region always do: that costs
-        balance, never correctness."""
+        So an expired lease ends an adoption only if an owner serves. The adopter finds that out by itself, as it has
+        streams to the other load balancers. While it reaches no owner, it goes on. A live owner always serves its own
+        clusters. If two load balancers serve one cluster, they share its load, as two of one region always do: that
+        costs balance, never correctness."""
         adopted = self.adopted_by(lb_id)
         if silent_s < lease_s:
             return adopted

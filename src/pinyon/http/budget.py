@@ -1,4 +1,4 @@
-"""Bounds on what clients make the server hold: one client, and all together, with a fair share for each holder."""
+"""Bounds on what the server holds for clients, for one client and in total, with a fair share for each holder."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class HttpLimits:
 class Budget:
     """A budget of a resource (bytes, places) for one event loop; ``used`` never exceeds ``total``.
 
-    A named holder gets no more than it leaves free: alone it gets at most half of the budget, and two that grow alike
-    get a third each. So there is always room for the next one."""
+    A named holder may hold no more than it leaves free. Alone, it gets at most half of the budget, and two that grow
+    alike get a third each. So there is always room for the next holder."""
 
     def __init__(self, total: int) -> None:
         self._total = total

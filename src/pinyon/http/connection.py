@@ -24,16 +24,16 @@ from pinyon.http.writer import ReplyWriter
 from pinyon.runtime.deadlines import Deadline
 
 READ_AHEAD_BYTES = 1 << 20
-"""The maximum number of bytes that are kept of pipelined requests."""
+"""The maximum number of bytes of pipelined requests that are kept."""
 DISCARD_BYTES = 64 << 10
 """The largest rest of a refused body that is read to its end, so that the connection stays open."""
 DROPPED_BYTES = 16 << 20
-"""The maximum to read and drop after the last request; unread bytes would reset the connection and hide the answer."""
+"""The maximum bytes read and dropped after the last request; unread bytes would reset the connection too early."""
 LINGER_S = 2.0
 """The time for which the bytes of a refused client are read and dropped."""
 LINGERING_MAX = 256
 FIRST_S = 3.0
-"""The time that a connection without any request yet gets when the server ends: one may be under way."""
+"""The time that a connection without any request gets when the server ends: a request may be under way."""
 TURN_REQUESTS = 16
 """The number of requests that a connection may process before others get their turn."""
 
@@ -62,7 +62,7 @@ class ServerConnection(asyncio.Protocol):
     def __init__(
         self, shared: HttpState, loop: asyncio.AbstractEventLoop, arrived: Callable[[], None] | None = None
     ) -> None:
-        """Creates the protocol; ``arrived`` is called when the connection begins to count as a connection by itself."""
+        """Creates the protocol; ``arrived`` is called when the connection begins to count as one of its own."""
         self._shared = shared
         self._arrived = arrived
         self._loop = loop
@@ -89,7 +89,7 @@ class ServerConnection(asyncio.Protocol):
         self._visitor = Visitor(shared, transport)
         shared.connections.add(self)
         shared.gauge.inc()
-        arrived, self._arrived = self._arrived, None  # what it belongs to need not stay as long as the connection
+        arrived, self._arrived = self._arrived, None  # the objects that it refers to may be freed early
         if arrived is not None:
             arrived()
         try:
@@ -309,7 +309,7 @@ class ServerConnection(asyncio.Protocol):
             self._served()
 
     def _served(self) -> None:
-        """Ends the request within its task's last step, which is one turn of the loop earlier than a done callback."""
+        """Ends the request within its task's last step, one turn of the loop earlier than a done callback would."""
         if self._task is None:
             return
         self._shared.tasks.discard(self._task)
@@ -327,7 +327,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _cancel(self) -> None:
         if self._task is not None:
-            self._task.add_done_callback(lambda _: self._served())  # a task that never started does not call it
+            self._task.add_done_callback(lambda _: self._served())  # a task that never started cannot call it
             self._task.cancel()
 
     def _next(self) -> None:

@@ -21,8 +21,8 @@ NETWORKS_MAX = 256
 LINE_MAX = 107
 """The maximum bytes of a version 1 header, including CRLF (section 2.1)."""
 BLOCK_MAX = 536
-"""The maximum of version 2, and of both, which senders may rely on (section 2.2); bytes behind the addresses are
-skipped."""
+"""The maximum bytes of a version 2 header, and of either version, which senders may rely on (section 2.2); bytes after
+the addresses are skipped."""
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 

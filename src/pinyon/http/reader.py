@@ -12,7 +12,7 @@ from pinyon.http.budget import HttpLimits
 from pinyon.http.request import RequestHead, parse_head
 
 TURN_BYTES = 64 << 10
-"""The maximum of a chunked body that one call reads, so that one-byte chunks cannot stall other clients."""
+"""The maximum bytes of a chunked body that one call reads, so that one-byte chunks cannot stall other clients."""
 
 SIZE_LINE_MAX = 256
 EXTENSIONS_MAX = 16 << 10
@@ -106,7 +106,7 @@ class ChunkReader:
 
 
 class RequestReader:
-    """A reader of requests: ``receive``, ``head`` until not None, ``body`` until True, ``take_body``; and again."""
+    """A reader of requests. Use: ``receive``, ``head`` until not None, ``body`` until True, ``take_body``; repeat."""
 
     __slots__ = ("_body", "_chunks", "_data", "_discard", "_left", "_limits", "_searched", "_start", "turn_over")
 
@@ -130,7 +130,7 @@ class RequestReader:
 
     @property
     def held(self) -> int:
-        """The number of bytes of the body and of the unread bytes."""
+        """The number of bytes held: the body and the unread bytes."""
         return len(self._body) + len(self._data) - self._start
 
     def receive(self, data: bytes) -> None:

@@ -93,7 +93,7 @@ class HttpServer:
         shared.closing = True
         await self._close(min(seconds, HANDSHAKES_S))
         for connection in list(shared.connections):
-            connection.shutdown()  # idle ones close, the others do so after their answer
+            connection.shutdown()  # idle connections close now, the others after their answer
         tasks = shared.tasks
         if shared.connections and seconds > 0:
             shared.emptied = asyncio.Event()
@@ -120,8 +120,8 @@ class HttpServer:
     # -- connections that come
 
     async def _close(self, seconds: float) -> None:
-        """Stops listening and takes the connections that the kernel has made by then. Closing would otherwise reset
-        them, and a client that came in time could not know whether its request was served.
+        """Stops listening and takes the connections that the kernel has completed by then. Closing would otherwise
+        reset them, and a client that came in time could not know whether its request was served.
 
         Handshakes that are under way may take up to ``seconds``."""
         listening, self._bound = self._bound, []
@@ -165,8 +165,8 @@ class HttpServer:
         task.add_done_callback(self._entering.discard)
 
     def _place(self, host: str) -> ExitStack | None:
-        """Takes the place of a connection in the limits until its handshake is done, and returns what gives it back,
-        once; None if there is none."""
+        """Takes the place of a connection in the limits until its handshake is done. Returns a stack that gives the
+        place back once; None if there is no place."""
         shared, place = self._shared, ExitStack()
         if shared.admitted >= shared.limits.connections:
             return None

@@ -30,7 +30,7 @@ class Visitor:
         self._socket: Any = None
         """The socket, or uvloop's stand-in for it; None if it is not one of TCP."""
         self._timer: asyncio.Handle | None = None
-        """The next look at a client that sends no more."""
+        """The timer of the next look at a client that sends no more."""
         self._wait_s = LOOK_S
         self._trusted = False
         self._connection: str | None = None
@@ -95,9 +95,9 @@ class Visitor:
     def end(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Starts to watch a client that sends no more; returns whether its leaving would end the connection.
 
-        TCP says the same of a client that closed its socket and of one that only shut its sending side. They differ in
-        how they treat bytes: the kernel of a closed socket answers with a reset. So the owner sends something, and the
-        watch looks at the connection. With TLS it cannot tell, as ending one side ends the connection."""
+        TCP says the same of a client that closed its socket and of one that only shut its sending side. They differ
+        when bytes arrive: the kernel of a closed socket answers with a reset. So the owner sends something, and the
+        watch looks at the connection. With TLS, the watch cannot tell, as ending one side ends the connection."""
         if not self.ended and self._socket is not None and self._transport.get_extra_info("ssl_object") is None:
             self._timer = loop.call_soon(self._look)
         return self.ended

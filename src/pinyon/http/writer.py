@@ -1,4 +1,4 @@
-"""The writing half of a connection: one answer after the other, no faster than the client reads."""
+"""The writing half of a connection: one answer after another, no faster than the client reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReplyWriter:
         """True if the answer is the last one on this connection."""
         self.paused = False
         self.silent = False
-        """True once nothing is written any more, because someone else had the last word."""
+        """True once nothing more is written, because another part has sent the last answer."""
 
     def start(self, head: RequestHead) -> None:
         self._bodiless = head.method == "HEAD"

@@ -44,7 +44,7 @@ def logprobs_after(message: common_pb2.Logprobs, start: int) -> common_pb2.Logpr
 
 
 def logprobs_between(message: common_pb2.Logprobs, start: int, end: int) -> list[TokenLogprob]:
-    """Returns those of tokens ``[start, end)`` of a checked message; all at once may take a second and 0.5 GB."""
+    """Returns the values of tokens ``[start, end)`` of a checked message; all at once may take a second and 0.5 GB."""
     each = message.top_count
     # Slices are used because a message's own iterators are slow.
     span = slice(start * each, end * each)

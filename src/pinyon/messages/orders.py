@@ -1,4 +1,4 @@
-"""Requests to a worker from load balancers and other workers, which are checked here, and its answers.
+"""Requests to a worker from load balancers and other workers, and its answers. The requests are checked here.
 
 Wrong input raises :class:`InvalidArgument` (or :class:`NotFound` for an unknown model) that names the proto field."""
 

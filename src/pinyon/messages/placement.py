@@ -48,7 +48,7 @@ def request_from_proto(
 def fill_placement(
     message: common_pb2.Placement, decision: PlacementDecision, ttft_slo_s: float = 0.0, number: int = 0
 ) -> None:
-    """Fills an existing message: a message that is copied into another is serialized and parsed for that.
+    """Fills an existing message: a message that is copied into another one is serialized and parsed for that.
 
     ``ttft_slo_s`` is the SLO for which the request was placed (0: none), ``number`` that of its log entry (0: none)."""
     prefill, decode = decision.prefill.info, decision.decode.info

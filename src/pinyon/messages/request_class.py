@@ -1,4 +1,4 @@
-"""The class of a request: its kind, and whose it is."""
+"""The class of a request: its kind, and whose request it is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def class_from_proto(message: common_pb2.RequestClass) -> RequestClass:
             message.priority,
             message.arrived_unix_s,
             message.tenant,
-            tuple(message.geographies) if message.geographies else (),  # iterating an empty field takes as long
+            tuple(message.geographies) if message.geographies else (),  # iterating even an empty field is slow
             message.cache_salt,
             message.no_store,
         )

@@ -1,9 +1,9 @@
 """The model card: all that a service without weights must know of the model it serves.
 
-The fingerprint goes into the block keys' namespace, so two services reuse each other's KV only if it is equal. For a
-checkpoint it covers ``config.json``, the headers of the safetensors files (names, types, shapes, offsets) and their
-sizes, not the gigabytes behind them. A fine-tune differs from its base in none of these, so a few bytes of every tensor
-are hashed too: loading a card reads about a kilobyte per tensor."""
+The fingerprint goes into the block keys' namespace, so two services reuse each other's KV only if they have the same
+fingerprint. For a checkpoint it covers ``config.json``, the headers of the safetensors files (names, types, shapes,
+offsets) and their sizes, not the gigabytes behind them. A fine-tune differs from its base in none of these, so a few
+bytes of every tensor are hashed too: loading a card reads about a kilobyte per tensor."""
 
 from __future__ import annotations
 

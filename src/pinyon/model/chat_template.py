@@ -70,7 +70,7 @@ class ByteChatTemplate:
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
-        """Returns the prompt's tokens; raises as :meth:`JinjaChatTemplate.encode_chat`, and no text takes it time."""
+        """Returns the prompt's tokens. Raises as :meth:`JinjaChatTemplate.encode_chat`; here, no text takes long."""
         self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
@@ -132,10 +132,10 @@ class JinjaChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """Returns the prompt as readable text.
 
-        ``variables`` are plain JSON values that the template reads beside the messages (vLLM's
+        ``variables`` are plain JSON values that the template reads besides the messages (vLLM's
         ``chat_template_kwargs``). Raises :class:`InvalidArgument` with field ``messages``, also when names in the
-        messages change nothing. The field is ``chat_template_kwargs`` for a reserved variable or one that the template
-        does not read."""
+        messages change nothing. The field is ``chat_template_kwargs`` if a variable is reserved or the template does
+        not read it."""
         return self._render(*self._given(messages, variables))
 
     def encode_chat(
@@ -153,8 +153,8 @@ class JinjaChatTemplate:
 
         Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`HfTokenizer.encode`. With
         ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
-        generation prompt. The option ``add_special_tokens`` adds those that the tokenizer puts around a text, beside
-        the template's."""
+        generation prompt. With ``add_special_tokens``, it has the special tokens that the tokenizer puts around a text,
+        besides the template's."""
         checked, given = self._given(messages, variables)
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
         markers, texts = self._markers, list(_texts([checked, given]))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder. What is wrong with one is an :class:`InvalidArgument` that names it."""
+"""The files of a checkpoint folder. A faulty file raises :class:`InvalidArgument`, which names the file."""
 
 from __future__ import annotations
 

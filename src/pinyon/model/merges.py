@@ -1,7 +1,7 @@
 """Byte-pair encoding of one ASCII word (Sennrich et al. 2016).
 
-The pair that was learned first is merged, again and again; of equal pairs the leftmost. The library does the same, but
-spends 3 µs of each call on details of tokens beside their ids."""
+The pair that was learned first is merged, again and again; of equal pairs, the leftmost goes first. The library does
+the same, but spends 3 µs of each call on details of tokens besides their ids."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Merges:
             self._pairs[2 * at + 1] = number << _ID_BITS | together
 
     def take_whole(self, words: Iterable[tuple[bytes, int]]) -> None:
-        """Makes each of these words its own token, whatever the pairs say; most words of a vocabulary are anyway."""
+        """Makes each of these words one token, whatever the pairs say; most words of a vocabulary are one anyway."""
         self._whole = {word: token for word, token in words if self.tokens(word) != token.to_bytes(4, "little")}
 
     def tokens(self, word: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Stop strings over a stream of text.
 
-Text is returned as soon as it cannot be the beginning of a stop string; from a match on, all text is dropped, the stop
-string included. Of several matches the one that *ends* first counts, since generation would have stopped there; of
-those that end together, the longest. The result does not depend on how the text is cut into deltas."""
+Text is returned as soon as it cannot be the beginning of a stop string. From a match on, all text is dropped, including
+the stop string. Of several matches, the one that *ends* first counts, since generation would have stopped there; of
+those that end together, the longest counts. The result does not depend on how the text is cut into deltas."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Beginning:
         self._stop = stop
         self.length = 0
         self._borders = borders = [0, 0]
-        """The length of the longest suffix that is a shorter prefix, for each length of a prefix."""
+        """The length of the longest suffix that is also a shorter prefix, for each length of a prefix."""
         border = 0
         for char in stop[1:]:
             while border and stop[border] != char:

@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer files, read as ``transformers`` (version 5, as vLLM uses it) reads them.
 
-``tokenizer.json`` alone says which tokens go around a text (its post-processor): ``add_bos_token`` and
-``add_eos_token`` of ``tokenizer_config.json`` have no effect beside it. But ``tokenizer_config.json`` adds special
+Only the post-processor in ``tokenizer.json`` says which tokens go around a text: ``add_bos_token`` and
+``add_eos_token`` of ``tokenizer_config.json`` have no effect if it exists. But ``tokenizer_config.json`` adds special
 tokens. For two tokenizer classes, those of the first Llamas and of Qwen, ``transformers`` keeps only vocabulary, merges
 and post-processor and adds its own rules. ``tests/data/golden_text`` (``tools/make_golden_text.py``) checks this
 against ``transformers``."""

@@ -1,15 +1,14 @@
 """Tokens of texts that byte-level BPE first cuts into words, with a cache of pieces and runs.
 
 A piece is the text between spaces and line ends, a run a sequence of pieces. The library spends four fifths of its time
-on cutting and on looking up words that it has seen a thousand times. Here a run of some 500 characters that came before
-(a system prompt, an earlier turn) costs one lookup, and so does a piece. The rest is cut into words, which are merged
-here (:mod:`pinyon.model.merges`). The tokens are those of the library, because
-
-- a word's tokens depend on the word alone (:func:`known_words` names the tokenizers of which that is true);
-- no word of these tokenizers has a space behind anything but whitespace, nor a line's end behind a letter. So a text
-  can be cut there, and each part on its own (:mod:`pinyon.model.word_table` says where else);
-- their regular expressions have an ASCII version here, where the classes of both libraries agree, and text that is not
-  ASCII goes to the library, a run at a time. NFC changes no ASCII, and nothing across such a cut."""
+on cutting, and on looking up words that it has seen a thousand times. Here, a run of some 500 characters that came
+before (a system prompt, an earlier turn) costs one lookup, and so does a known piece. Other text is cut into words,
+which :mod:`pinyon.model.merges` merges. The tokens are the same as the library's, because
+- a word's tokens depend on the word alone (:func:`known_words` returns a pattern only for tokenizers of that kind);
+- no word of these tokenizers has a space after anything but whitespace, nor a line end after a letter. So a text can
+  be cut there, and each part encoded on its own (:mod:`pinyon.model.word_table` says where else);
+- their regular expressions have an ASCII version here, for which the classes of both libraries agree. Text that is not
+  ASCII goes to the library, one run at a time. NFC changes no ASCII text, and nothing across such a cut."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ PIECES_BYTES = 6 << 20
 ENTRY_BYTES = 128
 """The size of an entry beside its two objects."""
 _FEW_WORDS = 16
-"""New words of a run that are merged here where nothing is compiled; the library takes less time for more."""
+"""The maximum number of a run's new words merged here when not compiled; for more, the library is faster."""
 KNOWN_PART = 8
 """The divisor for a run of known pieces, which takes less than an eighth of the library's time for it."""
 PIECE_CHARS = 4
-"""The cost of a piece that is not in the table, in characters for which the library takes as long."""
+"""The cost of a piece that is not in the table: the number of characters that take the library as long."""
 WORD_CHARS = 12
-"""The minimum cost of each of a new piece's words, in characters as above; a longer word costs its length."""
+"""The minimum cost of each word of a new piece, in such characters; a longer word costs its length."""
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -70,7 +69,7 @@ _IN_ASCII = {
 
 
 class MuchNew(Exception):
-    """The error when more of a text is new than may be worked on now."""
+    """The error when a text has more new characters than may be processed now."""
 
 
 class Memory:
@@ -202,7 +201,7 @@ class WordTokens:
 
 
 def _cut(text: str, at: i64, size: i64) -> i64:
-    """Returns the first place after ``at`` that is between a letter and a space or newline, else ``size``."""
+    """Returns the first place after ``at`` between a letter and a space or newline; ``size`` if there is none."""
     before: i64 = 0
     while at < size:
         char: i64 = ord(text[at])
@@ -225,7 +224,7 @@ def _left(new_chars: int | None, work: int) -> int | None:
 def known_words(rules: Mapping[str, Any]) -> str:
     """Returns the pattern by which a tokenizer cuts a text into words that are encoded independently.
 
-    Empty if it does not, or in a way that is not known here. ``rules`` is tokenizer.json's object."""
+    Returns "" if it does not, or cuts in a way that is not known here. ``rules`` is tokenizer.json's object."""
     model, normalizer = rules.get("model"), rules.get("normalizer")
     if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("dropout"):
         return ""

@@ -66,7 +66,7 @@ class Choices:
         self._format = self.make_format(request_id, call.model, created_s, call.include_usage)
 
     def entries(self, choice: Choice) -> int:
-        """Returns how many log-probabilities and token ids are to be written, a measure of the time it takes."""
+        """Returns the number of log-probabilities and token ids to be written, as a measure of the time that takes."""
         call, count = self._call, 0
         if call.return_token_ids:
             count += len(choice.tokens) + (0 if choice.begun else len(choice.prompt_tokens))
@@ -87,7 +87,7 @@ class Choices:
     def _event(self, choice: Choice, part: Written, completion_tokens: int, others: str = "") -> bytes:
         """Returns an event, with the usage so far if the client wants it in each event."""
         usage = self._format.no_usage
-        if self._call.continuous_usage:  # the number of cached tokens is known at the end only
+        if self._call.continuous_usage:  # the number of cached tokens is known only at the end
             usage = f',"usage":{{{counts_json(len(choice.prompt_tokens), completion_tokens)}}}'
         return self._format.event(part, usage + others).encode("ascii")
 
@@ -116,7 +116,7 @@ class Choices:
         raise NotImplementedError
 
     def _prompt_ids(self, choice: Choice) -> str:
-        """Returns the prompt's token ids as a member of the answer's object; empty if they are not told there."""
+        """Returns the prompt's token ids as a member of the answer's object; empty if they do not belong there."""
         return ""
 
     def _pieces(self, count: int) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ The fields that control sampling are in the table of :class:`pinyon.core.request
 each kind of value looks in JSON, and where OpenAI's or vLLM's form differs.
 
 The module knows every field of OpenAI's and vLLM's interfaces. A field that the server cannot honour is refused with
-its name and value, unless the value asks for nothing: to ignore it silently would answer another question."""
+its name and value, unless the value asks for nothing: ignoring it silently would answer another question."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ _LACKS = {
     }.items()
     for name in names
 }
-"""The feature that each unsupported field of a request or message asks for, where the name does not say it."""
+"""The feature that an unsupported field of a request or message asks for, where the field's name does not say it."""
 _NOTHING: tuple[Any, ...] = (False, "", [], {})
 """Values that mean the same as leaving a field out."""
 

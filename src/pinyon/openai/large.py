@@ -20,7 +20,7 @@ LARGE_BYTES = 256 << 10
 SMALL_COMMAS = 8 << 10
 """Bodies up to ``SMALL_BYTES``, or up to ``LARGE_BYTES`` with at most this many commas, are read on the event loop.
 
-That takes 2 ms, at worst 5."""
+That takes about 2 ms, 5 ms at worst."""
 STRINGS_MAX = 16 << 10
 VALUES_MAX = 32 << 10
 """The maximum number of values in one body, beside a prompt of token ids."""
@@ -56,7 +56,7 @@ def read_large(body: bytes | bytearray, tokens: str = "prompt") -> Any:
     token ids. Raises :class:`ValueError` for malformed JSON, and :class:`InvalidArgument`."""
     found = _find_tokens(body, b'"%b"' % tokens.encode("ascii"))
     if found is not None:
-        # No client can guess the stand-in. If it is read as the prompt, the lists stood in the place of the prompt.
+        # No client can guess the stand-in. So if the prompt turns out to be the stand-in, the lists stood in its place.
         stand_in = secrets.token_hex(16)
         rest = b"".join((body[: found[0][0]], b'"', stand_in.encode("ascii"), b'"', body[found[-1][1] :]))
         values = _read_weighed(rest)
@@ -76,8 +76,8 @@ def _read_weighed(body: bytes | bytearray) -> Any:
 def _weigh(body: bytes | bytearray) -> None:
     """Raises :class:`InvalidArgument` for too many strings or values.
 
-    A string is the text between two quotes that no backslash escapes. In malformed JSON this holds up to the first
-    fault, and no parser gets further."""
+    A string is the text between two quotes that no backslash escapes. In malformed JSON, that holds up to the first
+    fault, and no parser gets beyond it."""
     quotes = values = start = 0
     while start < len(body):
         # A piece ends after a run of backslashes and the character that they escape.

@@ -22,7 +22,7 @@ def _document() -> Schema:
             "title": "pinyon",
             "version": __version__,
             "description": "OpenAI's HTTP interface, with fields and routes of vLLM. A field with an enum that ends in "
-            "null is there for compatibility only. Whatever is not here is answered with 400.",
+            "null is there for compatibility only. Any other field or route is answered with 400.",
         },
         "paths": {
             "/v1/completions": {"post": _generation("Complete prompts", "CompletionRequest", "Completion")},

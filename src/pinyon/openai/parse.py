@@ -1,4 +1,4 @@
-"""The parser of requests' bodies: bytes from clients in, checked values out.
+"""The parser of requests' bodies: it takes bytes from clients and returns checked values.
 
 An unknown field is refused; :mod:`pinyon.openai.fields` has the values that known fields accept. These include fields
 of vLLM: ``top_k``, ``min_p``, ``min_tokens``, ``ignore_eos``, ``repetition_penalty``, ``priority`` and more.
@@ -39,7 +39,7 @@ class Rendering(NamedTuple):
     """Options for turning a text or a conversation into tokens."""
 
     add_special_tokens: bool | None = None
-    """True if the tokenizer adds its special tokens; None: it does so for a text, a conversation has its template's."""
+    """True if the tokenizer adds its special tokens. None: only for a text, as a template has its own."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: dict[str, Any] | None = None

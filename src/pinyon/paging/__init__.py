@@ -1,4 +1,4 @@
-"""The books of a paged KV pool: which block holds which key, who holds blocks, and who reads them until when."""
+"""The books of a paged KV pool: which block holds which key, who holds blocks, who reads them, and until when."""
 
 from pinyon.paging.block_pool import BlockPool
 from pinyon.paging.key_changes import KeyChanges

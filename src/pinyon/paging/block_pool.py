@@ -145,7 +145,7 @@ class BlockPool:
             indexes = range(len(keys)) if len(found) == len(keys) else [index for index, _ in found]
             for evictor in self._evictors:
                 told: Sequence[int] = indexes
-                if promoted and evictor is self.eviction:  # promoted keys were stored there just now, for this use
+                if promoted and evictor is self.eviction:  # promoted keys have just been stored there for this use
                     told = [index for index in indexes if keys[index] not in promoted]
                 used = keys if told == range(len(keys)) else [keys[index] for index in told]
                 if used:
@@ -225,7 +225,7 @@ class BlockPool:
     def promise(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Records that the holders of these blocks, which have no content yet, will publish them under these keys.
 
-        A holder may also leave the publishing to others who obtained the blocks by :meth:`share`."""
+        A holder may also leave the publishing to others that obtained the blocks by :meth:`share`."""
         self._promises.add(keys, blocks)
 
     def share(self, keys: Sequence[bytes]) -> list[int]:
@@ -385,7 +385,7 @@ class BlockPool:
     def switch(
         self, eviction: EvictionPolicy[bytes], now_s: float, of_both: EvictionPolicy[bytes] | None = None
     ) -> None:
-        """Replaces the eviction policy, see :meth:`Evictor.switch`; with two tiers, ``of_both`` that of both."""
+        """Replaces the eviction policy, see :meth:`Evictor.switch`. ``of_both`` replaces that of both tiers."""
         if (of_both is None) != (self.below is None):
             raise ValueError("one eviction policy is needed, and another one if there is a second tier")
         policies = (eviction,) if of_both is None else (eviction, of_both)

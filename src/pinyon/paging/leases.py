@@ -14,8 +14,8 @@ T = TypeVar("T")
 class LeaseTable(Generic[T]):
     """The leases that are held, each with its items and deadline.
 
-    The table holds names only: the caller took the references and gives them back. ``first_id`` should be drawn at
-    random by the process. Otherwise a reader's late release, meant for the process before a restart, might end another
+    The table holds names only: the caller takes the references and gives them back. Each process should draw
+    ``first_id`` at random. Otherwise a reader's late release, meant for the process before a restart, might end another
     reader's lease. Times are monotonic seconds."""
 
     def __init__(self, *, first_id: int = 1, max_leases: int = 65536) -> None:
@@ -25,7 +25,7 @@ class LeaseTable(Generic[T]):
         self._max_leases = max_leases
         self._leases: dict[int, list[T]] = {}
         self._deadlines: Ranked[int] = Ranked()
-        """The leases that were not named as overdue yet, by their ends."""
+        """The leases that have not been named as overdue yet, by their ends."""
 
     def grant(self, items: Iterable[T], now_s: float, duration_s: float) -> int:
         """Returns the id (> 0) of a new lease that ends at ``now_s + duration_s``.
@@ -45,7 +45,7 @@ class LeaseTable(Generic[T]):
         return self._leases.pop(lease_id, None)
 
     def overdue(self, now_s: float) -> list[int]:
-        """Returns each lease whose time is up, once. It is held until :meth:`release`: first shut out its readers."""
+        """Returns each lease whose time is up, once. It is held until :meth:`release`: shut out its readers first."""
         overdue: list[int] = []
         while (first := self._deadlines.first()) is not None and first[0][0] <= now_s:
             self._deadlines.take(first[1])

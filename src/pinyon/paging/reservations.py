@@ -1,4 +1,4 @@
-"""Reservations and leases: who holds KV blocks, and who reads them until when.
+"""Reservations and leases: who holds KV blocks, who reads them, and until when.
 
 This is the only place that hands blocks out and takes them back. A request's reservation grows with it. Which request
 gets blocks next is decided elsewhere: see :class:`pinyon.decisions.Admission`."""
@@ -17,7 +17,7 @@ from pinyon.paging.second_tier import Swap
 
 @dataclass(slots=True)
 class Reservation:
-    """Blocks in prompt order, one reference each. The first ``held`` of them have content; the rest are the owner's."""
+    """Blocks in prompt order, one reference each. The first ``held`` have content; the owner fills the rest."""
 
     table: list[int]
     held: int
@@ -156,7 +156,7 @@ class Reservations:
         return True
 
     def overdue(self, now_s: float) -> list[int]:
-        """Returns the leases whose time is up, each once; the caller ends their readers' access and calls
+        """Returns the leases whose time is up, each once. The caller ends their readers' access, and then calls
         :meth:`end_lease`."""
         return self._leases.overdue(now_s)
 

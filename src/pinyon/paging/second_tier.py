@@ -1,12 +1,12 @@
 """A second tier under a block pool: evicted blocks are demoted to it, not lost ("KVCache cache in the wild" §4.1).
 
-A key is in one tier at a time. Two policies hear what happens: one for the pool's keys chooses which are *demoted*, one
-for the keys of both tiers chooses which are *lost*, wherever they are. So both tiers together hit as often as one pool
-of their total size would, and a demotion costs no history.
+A key is in one tier at a time. Two policies are told of events: one for the pool's keys chooses those to *demote*, and
+one for the keys of both tiers chooses those to *lose*, whatever their tier. So both tiers together hit as often as one
+pool of their total size would, and a demotion costs no history.
 
-The books change at once and list the copies that the change needs, as :class:`Swap`. The owner of the memory makes them
-*in this order*. So a slot may be given away while a copy into it or out of it is still waiting. A promoted block counts
-at once as a block like others; its content arrives soon. Nobody touches a block before its copies are over."""
+The books change at once, and list the copies that the change needs, as :class:`Swap`. The owner of the memory makes the
+copies *in this order*. So a slot may be given away while a copy into or out of it is still waiting. A promoted block
+counts as a normal block at once, and its content arrives soon. Nobody touches a block before its copies are over."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pinyon.eviction.interface import EvictionPolicy, Known, Refit, at_once
 
 NO_SLOT = -1
 SWAPS_OUT_MAX = 1024
-"""A bound on demoted blocks whose copies are pending: beyond it they are lost. It bounds the wait for copies, too."""
+"""The maximum number of demoted blocks with pending copies; more are lost. This bounds the wait for copies, too."""
 
 
 class Swap(NamedTuple):
     """A copy of a block's content to the slot ``out``, then of the content of the slot ``into`` to the block.
 
-    :data:`NO_SLOT` leaves out one of the copies. Both slots may be the same: the contents change places."""
+    :data:`NO_SLOT` leaves out one of the copies. Both slots may be the same: then the contents change places."""
 
     block: int
     out: int
@@ -66,7 +66,7 @@ class SecondTier:
     def demote(self, block: int, key: bytes, known: Known, now_s: float, into: int = NO_SLOT) -> bool:
         """Moves the block's content, which is that of ``key``, to a free slot. Returns False if it is lost instead.
 
-        The content of the slot ``into`` comes to the block then, if one is named."""
+        Then copies the content of the slot ``into`` to the block, if such a slot is named."""
         if self._leaving >= self._swaps_out_max:
             self.eviction.evict((key,), now_s)
             self.lost += 1
@@ -79,7 +79,7 @@ class SecondTier:
         return True
 
     def promote(self, key: bytes, block: int) -> Known:
-        """Moves the content of ``key`` to this block, which has none. Returns what is known of the key."""
+        """Moves the content of ``key`` to this block, which has no content. Returns what is known of the key."""
         below = self._take(key)
         self._swaps.append(Swap(block, NO_SLOT, below.slot))
         self._free.append(below.slot)
@@ -90,7 +90,7 @@ class SecondTier:
 
         Returns what is known of ``key``, and False if ``demoted`` is lost instead."""
         below = self._take(key)
-        # taken only if no other slot is free: an exchange within one slot copies more
+        # last in line: an exchange within one slot copies more, so this slot is taken only if no other is free
         self._free.appendleft(below.slot)
         kept = self.demote(block, demoted, known, now_s, below.slot)
         if not kept:
@@ -115,7 +115,7 @@ class SecondTier:
     # -- for the owner of the memory
 
     def take_swaps(self) -> list[Swap]:
-        """Returns the copies to be made, in this order, after those of the last call."""
+        """Returns the copies to be made since the last call, in order; they follow the copies returned earlier."""
         swaps, self._swaps = self._swaps, []
         return swaps
 
@@ -142,5 +142,5 @@ class SecondTier:
 
     @property
     def pending(self) -> bool:
-        """Copies are waiting for :meth:`take_swaps`."""
+        """True if copies are waiting for :meth:`take_swaps`."""
         return bool(self._swaps)

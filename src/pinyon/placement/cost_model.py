@@ -17,20 +17,19 @@ from typing import ClassVar, Final, Self
 from librt.vecs import vec
 from mypy_extensions import i64
 
-# The pull of a coefficient towards its prior, in samples; it matters where measurements say nothing.
+# How strongly a prior pulls its coefficient, in samples; this matters where measurements say nothing.
 PRIOR_WEIGHT: Final = 1e-4
 # A single sample counts as at most this multiple of the prediction: a hiccup must not pass for the machine's speed.
 OUTLIER_RATIO: Final = 8.0
-# Gives the last ~100 samples most of the weight.
+# The factor by which older samples fade: the last ~100 have most of the weight.
 FORGETTING: Final = 0.99
-# A sample that took less than half of what was predicted weighs as much as the last few before it: a hiccup makes a
-# machine look slower than it is, nothing makes it look faster. So a slow spell, or a slow first sample, is soon
-# forgotten.
+# A sample that took less than half of its prediction weighs as much as the last few before it. A hiccup makes a machine
+# look slower than it is, but nothing makes it look faster. So a slow spell, or a slow first sample, is soon forgotten.
 SURPRISE_RATIO: Final = 0.5
 SURPRISE_FORGETTING: Final = 0.25
-# Predictions below this multiple of the prior get no such weight: few samples would not outweigh the prior.
+# Predictions below this multiple of the prior's get no such weight: few samples would not outweigh the prior.
 SURPRISE_FLOOR: Final = 100 * PRIOR_WEIGHT
-# One sample hardly moves a well-trained fit, and solving is the costly part: it is then done for every few samples.
+# One sample hardly moves a well-trained fit, and solving is costly. So a trained fit is solved once in a few samples.
 TRAINED_SAMPLES: Final = 64
 SAMPLES_PER_SOLVE: Final = 8
 
@@ -38,15 +37,15 @@ SAMPLES_PER_SOLVE: Final = 8
 class NonNegativeLeastSquares:
     """Recursive least squares with exponential forgetting under ``coefficient >= 0``.
 
-    Every sample is divided by what the prior predicts for it, so the fit minimises relative errors and small requests
+    Every sample is divided by the prior's prediction for it. So the fit minimises relative errors, and small requests
     count as much as large ones. The unknowns are multiples of the prior's coefficients, at most four. So the normal
     equations are solved exactly, by trying which coefficients are zero."""
 
     __slots__ = ("_moments", "_multiples", "_prior", "_shape", "_solved", "_surprised", "_targets", "count")
 
     def __init__(self, prior: Sequence[float], *, shape: bool = False) -> None:
-        """Starts from a prior. Where samples cannot tell the terms apart, they scale all coefficients alike if
-        ``shape`` is true, else mostly that of the largest term."""
+        """Starts from a prior. If samples cannot tell the terms apart, they scale all coefficients alike when ``shape``
+        is true, and otherwise mostly the coefficient of the largest term."""
         if not 1 <= len(prior) <= 4 or min(prior) <= 0:
             raise ValueError(f"a prior has one to four positive coefficients, got {list(prior)}")
         size = len(prior)
@@ -79,7 +78,7 @@ class NonNegativeLeastSquares:
             now += multiples[i] * shares[i]
         forgetting = FORGETTING
         if self.count:
-            # the bound never falls to zero: a model that learned "takes nothing" could not leave zero otherwise
+            # the bound never falls to zero: a model that learned "takes nothing" could not leave zero again
             target = min(target, OUTLIER_RATIO * max(now, 1e-3))
             if now > SURPRISE_FLOOR and target < SURPRISE_RATIO * now:
                 forgetting = SURPRISE_FORGETTING
@@ -104,7 +103,7 @@ class NonNegativeLeastSquares:
         return tuple([prior[i] * multiples[i] for i in range(i64(len(prior)))])
 
     def copy_from(self, other: NonNegativeLeastSquares) -> None:
-        """Starts from what ``other``, with as many coefficients, has learned, and from its prior."""
+        """Starts from what ``other`` has learned, and from its prior; it must have as many coefficients."""
         self._prior, self._shape = other._prior, other._shape
         self._moments, self._targets = other._moments[:], other._targets[:]
         self._multiples = other._multiples
@@ -125,7 +124,7 @@ class NonNegativeLeastSquares:
         size: i64 = len(self._prior)
         matrix, rhs = self._moments[:], self._targets[:]
         drawn_to = 1.0
-        if self._shape:  # a sample's shares add up to one: these are all targets and all weights
+        if self._shape:  # a sample's shares add up to one: these are the sums of all targets and of all weights
             targets = weights = 0.0
             for i in range(size):
                 targets += rhs[i]
@@ -203,7 +202,7 @@ class _CostModel:
     SHAPE: ClassVar[bool] = False
 
     def __init__(self, prior: tuple[float, ...] | None = None) -> None:
-        """Starts from ``prior``, or else from the class's ``PRIOR``."""
+        """Starts from ``prior``, by default the class's ``PRIOR``."""
         self._fit = NonNegativeLeastSquares(prior or self.PRIOR, shape=self.SHAPE)
         self._k: tuple[float, ...] | None = None
 
@@ -231,8 +230,8 @@ class _CostModel:
 class PrefillCostModel(_CostModel):
     """Seconds to compute the rest of a prompt; coefficients ``(k0 s, k1 s/token, k2 s/token²)``.
 
-    The prior is 2 ms plus 100 µs per token. Attention in it is as heavy as the linear layers at 45,000 tokens (formula
-    (1) of Mooncake with its a = 4, b = 22, d = 8192)."""
+    The prior is 2 ms plus 100 µs per token. In it, attention costs as much as the linear layers at 45,000 tokens
+    (formula (1) of Mooncake with its a = 4, b = 22, d = 8192)."""
 
     __slots__ = ()
 
@@ -245,7 +244,7 @@ class PrefillCostModel(_CostModel):
         return k0 + k1 * rest + k2 * rest * (prompt_tokens + prefix_tokens)
 
     def backlog_s(self, tokens: int) -> float:
-        """Returns a lower bound of the seconds for queued prompt tokens of unknown requests: their linear part."""
+        """Returns a lower bound of the seconds for queued prompt tokens of unknown requests: only their linear part."""
         return self.coefficients[1] * tokens
 
     def observe(self, computed_tokens: int, prefix_tokens: int, seconds: float) -> None:
@@ -258,10 +257,10 @@ class PrefillCostModel(_CostModel):
 class DecodeCostModel(_CostModel):
     """Seconds between tokens; coefficients ``(k0 s, k1 s/request, k2 s/token of KV)``.
 
-    A step reads the weights, does some work for each request of the batch, and reads their KV. The prior is 10 ms, 100
-    µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. Its slopes are flat: while only one batch size
-    was seen, a further request costs the same share of the step as in the prior. A slope that is too flat corrects
-    itself as the batch grows. A steep one would keep requests away, and with them the measurements that correct it."""
+    A step reads the weights, does some work for each request of the batch, and reads the requests' KV. The prior is 10
+    ms, 100 µs and 50 ns, the order of the profiles in :mod:`pinyon.profiles`. While only one batch size has been seen,
+    a further request costs the same small share of the step as in the prior. If that is too small, it corrects itself
+    as the batch grows. Too large a share would keep requests away, and with them the measurements that correct it."""
 
     __slots__ = ()
 

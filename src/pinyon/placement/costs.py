@@ -1,11 +1,11 @@
 """The cost of a request at each prefill instance of a pool, for policies and for explanations.
 
-A first pass assumes what holds for most instances: they can fetch every block that any source holds, over the fastest
-of the paths that such fetches take. For ``pinyon``, the instance that seems best is then examined exactly, and the next
-best where it is not what it seemed. Instances on the host of a source are told apart: their path is mostly much faster.
+A first pass assumes what holds for most instances: that they can fetch every block that any source holds, over the
+fastest path that such fetches take. For ``pinyon``, the instance that seems cheapest is then examined exactly. If it
+turns out dearer, the next cheapest is examined. Instances on a source's host are marked: their path is mostly faster.
 
-The pass is a loop over unboxed numbers: a thousand instances take a tenth of a millisecond compiled, and some
-milliseconds in Python."""
+The pass is a loop over unboxed numbers. For a thousand instances, it takes a tenth of a millisecond when compiled, and
+some milliseconds in Python."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pinyon.placement.prefix_match import PrefixMatch
 from pinyon.placement.transfer_cost import HOST, NETWORK, PATH_KINDS, SSD, STORE, PathKind
 
 NANO_S: Final = 1e-9
-"""Costs that differ by less are equal: they are sums, and rounding must not choose."""
+"""Costs that differ by less count as equal: they are sums, and rounding errors must not decide."""
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
 NEAR_MAX: Final = 16
 """The maximum number of sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
 SPANS_MAX: Final = 16
-"""The maximum number of spans of a plan that are looked through for sources and their hosts."""
+"""The maximum number of spans of a plan that are searched for sources and their hosts."""
 _SSD: Final = int(SSD)
 _HOST: Final = int(HOST)
 _STORE: Final = int(STORE)
@@ -43,9 +43,9 @@ _AT_HOST: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CostTerms:
-    """The terms of a cost. ``others``: how much the time of others counts, against the request's own. ``fetch``,
-    ``order``: whether prefixes are fetched, and whether the order of service is looked at. ``near``: whether readers on
-    the host of a source are told apart."""
+    """The terms of a cost. ``others``: the weight of other requests' time against the request's own. ``fetch``: whether
+    prefixes are fetched. ``order``: whether the order of service is considered. ``near``: whether readers on a source's
+    host are told apart."""
 
     others: float
     fetch: bool = True
@@ -54,11 +54,11 @@ class CostTerms:
 
 
 OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
-"""The terms of a request's own time where nothing is fetched and prompts are computed as they come."""
+"""The terms of a request's own time, if nothing is fetched and prompts are computed in order of arrival."""
 
 
 class Costs:
-    """The costs at the instances, by their places in the pool."""
+    """The costs at the instances, indexed by their places in the pool."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Costs:
         now_s: float,
         loads: Loads | None = None,
     ) -> None:
-        """Fills the columns by a first pass. ``loads``: those of then, for terms without the order of service."""
+        """Fills the columns by a first pass. ``loads``: past loads, for terms without the order of service."""
         self.planner = FetchPlanner(pool, match)
         self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
@@ -78,7 +78,7 @@ class Costs:
         self.columns = CostColumns(count)
         self._look(loads or pool.prefills[0].loads)
         self._ranked_s = self.columns.cost_s
-        """The costs again, infinite for instances that are left out."""
+        """A copy of the costs, infinite for instances that are left out."""
 
     def _look(self, loads: Loads) -> None:
         pool, match, columns = self.pool, self.match, self.columns
@@ -87,7 +87,7 @@ class Costs:
             for place in range(self._count):
                 local[place] = held[rows[place]]
         most = 0
-        """Leading blocks that an instance can fetch which holds nothing and was failed by no source."""
+        """The leading blocks that an instance can fetch if it holds none and no source has failed it."""
         if self.terms.fetch and match.blocks:
             most = match.extent(0, pool.asked, FETCH_SPANS_MAX)
         if most and self.terms.near and (pool.sources.near or pool.sources.on_ssd):
@@ -100,7 +100,7 @@ class Costs:
         """Fills the columns: times to fetch and to compute, the turn as in :meth:`LoadTable.turn`, and the cost.
 
         An instance fetches the first ``most`` blocks where that seems faster than computing them. ``far``, ``ssd``,
-        ``alone``: see :meth:`_paths`, which left in the column ``reach`` which readers are on the host of a source."""
+        ``alone``: see :meth:`_paths`, which has marked in the column ``reach`` the readers on a source's host."""
         pool, request, terms, now_s = self.pool, self.request, self.terms, self.now_s
         table = pool.prefills[0].loads
         rows, coefficients, transfer, room_s = pool.row_numbers, loads.coefficients, loads.transfer, loads.room_s
@@ -121,7 +121,7 @@ class Costs:
         size: i64 = 0
         for place in range(self._count):
             row, local = rows[place], locals_[place]
-            if local != last:  # most instances hold the same: nothing
+            if local != last:  # most instances hold equally much: nothing
                 last, reused = local, 0.0
                 if local:
                     reused = float(request.reused_tokens(local, block_tokens))
@@ -164,8 +164,8 @@ class Costs:
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
-        """Returns the place with the least cost. Ties go to the one that decodes least, then to the first by id. With
-        ``among``, instances that fetch count only if they are in it."""
+        """Returns the place with the least cost. Ties go to the instance that decodes least, then to the first by id.
+        With ``among``, instances that fetch count only if their places are in it."""
         costs_s, reach, local = self._ranked_s, self.columns.reach, self.columns.local
         least_s, near_s = inf, NANO_S
         for place in range(self._count):
@@ -183,9 +183,8 @@ class Costs:
         return max(0, chosen)
 
     def _paths(self, most: int) -> tuple[PathKind, bool, bool]:
-        """Returns the kind of path by which any reader fetches ``most`` leading blocks, and whether SSDs are a second
-        one. It marks readers on the host of a source in the column ``reach``, and also returns whether these have no
-        other source.
+        """Returns the kind of path by which any reader fetches ``most`` leading blocks, whether SSDs are a second path,
+        and whether readers on a source's host have no other source. It marks these readers in the column ``reach``.
 
         Sources are chosen as in :class:`FetchPlanner`. The paths are those of two readers: one that holds no block, and
         one that holds all blocks before the last change of holders."""
@@ -193,7 +192,7 @@ class Costs:
         sources, asked = pool.sources, pool.asked
         spans = match.spans(0, most, asked, SPANS_MAX)
         found = [holders & sources.stores or holders for _, _, holders in spans]
-        # a reader that holds a part needs the end alone, and more sources may hold that than the whole
+        # a reader that holds a part needs only the end, and more sources may hold the end than the whole
         ending = match.holders_of(most - 1) & asked
         if ending != spans[-1][2]:
             found.append(ending & sources.stores if spans[0][2] & sources.stores else ending)
@@ -231,7 +230,7 @@ class Costs:
         return place
 
     def late(self, place: int) -> bool:
-        """Returns whether the first token would miss the request's limit, by what is known of the instance."""
+        """Returns whether the first token would miss the request's limit, according to the columns."""
         request, columns, state = self.request, self.columns, self.pool.prefills[place]
         if request.ttft_slo_s <= 0:
             return False
@@ -243,8 +242,8 @@ class Costs:
         return wait_s + columns.room_s[place] + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 
     def cheapest_in_time(self, elsewhere_s: float, decodes: int) -> int | None:
-        """Returns the place of the cheapest instance whose first token is in time, None if none is known.
-        ``elsewhere_s``: seconds until the decode instance has KV memory, if it is not at the place ``decodes``."""
+        """Returns the place of the cheapest instance whose first token is in time, or None if none is known. If the
+        decode instance is not at the place ``decodes``, ``elsewhere_s`` is the seconds until it has KV memory."""
         self._elsewhere_s, self._decodes = elsewhere_s, decodes
         self._ranked_s = self.columns.cost_s[:]
         for place in range(self._count):
@@ -288,18 +287,18 @@ class Costs:
         return cost_s > seemed_s
 
     def reach_of(self, place: int) -> int:
-        """Returns how many leading blocks the instance has once it has fetched all that it can."""
+        """Returns how many leading blocks the instance will have after fetching all that it can."""
         state = self.pool.prefills[place]
         return self.match.extent(self.columns.local[place], self.pool.asked_by(state) & ~state.bit, FETCH_SPANS_MAX)
 
     def short_s(self, place: int, reach: int) -> float:
-        """Returns the seconds to compute the rest of the prompt once the blocks before ``reach`` are there."""
+        """Returns the seconds to compute the rest of the prompt once the first ``reach`` blocks are there."""
         reused = self.request.reused_tokens(reach, self.pool.layout.block_tokens)
         return self.pool.prefills[place].prefill_model.predict_s(self.request.prompt_tokens, reused)
 
     def decision(self, place: int, policy: str, doubt_beyond: float | None = None) -> PlacementDecision:
-        """Returns the decision to compute the prompt there. It may come with a fetch in doubt, of a prefix that is more
-        than ``doubt_beyond`` times as long as the local one; None: with no such fetch."""
+        """Returns the decision to compute the prompt at this place. With ``doubt_beyond``, it may contain a doubted
+        fetch (:meth:`_doubted`) of a prefix that is more than so many times as long as the local one."""
         columns, state = self.columns, self.pool.prefills[place]
         local, reach = columns.local[place], columns.reach[place]
         transfer_s, prefill_s = columns.transfer_s[place], columns.prefill_s[place]
@@ -315,8 +314,8 @@ class Costs:
         return decision
 
     def _doubted(self, place: int, beyond: float) -> tuple[int, float, float] | None:
-        """Returns prefix, transfer and prefill times of a fetch that is predicted to be slower than computing, to
-        measure it; or None. It is asked after the choice, in which an instance in doubt counts as if it computed."""
+        """Returns prefix, transfer and prefill times of a fetch to be measured though predicted to be slower than
+        computing; or None. Called after the choice, in which an instance with such a fetch counts as if it computed."""
         columns, state = self.columns, self.pool.prefills[place]
         local: int = columns.local[place]
         longer = local * beyond

@@ -1,8 +1,8 @@
-"""A log of the last decisions, each with what was known when it was made and what came of it, for explanations.
+"""A log of the last decisions for explanations: each with the facts known at its time, and with its outcome.
 
-Decisions are made often and explained seldom, so an entry has what is cheap to keep. That is numbers, a copy of the
-load table, and the runs of the prefix match, which nobody changes. :mod:`pinyon.placement.explanation` turns it into
-sentences. No block keys, no tenants, no names of sessions or users are kept."""
+Decisions are made often and explained seldom, so an entry holds what is cheap to keep. That is numbers, a copy of the
+load table, and the runs of the prefix match, which nobody changes. It becomes sentences in
+:mod:`pinyon.placement.explanation`. No block keys, no tenants, no names of sessions or users are kept."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ MEMBER_BYTES = 128
 NAME_BYTES = 192
 """The bytes of the name of an excluded instance."""
 WINDOW = 256
-"""The number of last placements of a model whose errors count."""
+"""The number of a model's last placements whose errors count."""
 MODELS_MAX = 64
 """The maximum number of models whose errors are kept: their names come from instances."""
 MEASURED_MIN_S = 1e-3
-"""Shorter times count as this much: a share of almost nothing says nothing."""
+"""Shorter times count as this long: an error relative to almost nothing says nothing."""
 SEARCHED = 1024
-"""The number of decisions that are searched in one go."""
+"""The number of decisions that are searched at a time."""
 _ID = re.compile(r"(?:(.+)\.)?([0-9a-f]{20,})(?:-[0-9]+)?")
 _PREFIX = re.compile(r"^(?:chat)?cmpl-")
 
 
 class MeasuredFirstToken(NamedTuple):
-    """The time from a decode instance's acceptance of the request to the first token, as measured there. The report has
-    the parts of it at the instance that computed the prompt."""
+    """The time from a decode instance's acceptance of the request to the first token, as measured there. The ``report``
+    has the parts of that time at the instance that computed the prompt."""
 
     ttft_s: float
     report: PrefillReport
 
 
 class Seen:
-    """The state of the fleet that a decision saw; nothing of it changes afterwards. ``loads``: the load table at that
-    time; None if the decision has what its policy considered."""
+    """The state of the fleet that a decision saw; none of it changes afterwards. ``loads`` is the load table at that
+    time; None if the decision itself holds what its policy considered."""
 
     __slots__ = ("decision", "loads", "match", "pool")
 
@@ -71,8 +71,8 @@ class Seen:
 
 
 class LoggedDecision:
-    """One placement or refusal. For a refusal, ``error`` and its gRPC ``code`` say why, and ``seen`` is None where no
-    policy was asked. ``at_s`` is by the caller's clock."""
+    """One placement or refusal. For a refusal, ``error`` and its gRPC ``code`` say why; ``seen`` is None if no policy
+    was asked. ``at_s`` is by the caller's clock."""
 
     __slots__ = (
         *("_asked", "at_s", "code", "error", "first_token", "kind", "number", "priority", "request_id", "seen"),
@@ -85,7 +85,7 @@ class LoggedDecision:
         self.at_s = at_s
         self.seen = seen
         self.request_id = request.request_id
-        # not a request yet: that takes longer to make, and few are asked for
+        # The request is made only on demand: that takes longer, and few are asked for.
         self._asked = (
             request.model, request.prompt_tokens, request.max_tokens, request.ttft_slo_s, request.tbt_slo_s,
             request.exclude, request.no_reuse, request.ttft_slo_named,
@@ -98,7 +98,7 @@ class LoggedDecision:
 
     @property
     def request(self) -> PlacementRequest:
-        """Returns the request as far as it is kept."""
+        """Returns the request with the fields that are kept."""
         model, tokens, most, ttft_slo_s, tbt_slo_s, exclude, no_reuse, named = self._asked
         return PlacementRequest(
             self.request_id, model, tokens, b"", most, ttft_slo_s, tbt_slo_s, exclude, no_reuse, ttft_slo_named=named
@@ -108,9 +108,9 @@ class LoggedDecision:
 class DecisionLog:
     """The last decisions: at most ``most`` of them, and about ``bytes_max`` bytes. The oldest are dropped first.
 
-    Decisions are numbered from ``first`` on, which should differ in each process: a measurement names the number of its
-    placement, which may stem from the process before. For each request, :meth:`consider` is called with the policy's
-    decision before that is counted; then :meth:`placed` or :meth:`refused`."""
+    Decisions are numbered from ``first`` on, which should differ in each process. A measurement names its placement by
+    number, and that placement may stem from the process before. For each request, :meth:`consider` is called with the
+    policy's decision before that is counted; then :meth:`placed` or :meth:`refused`."""
 
     def __init__(self, most: int, bytes_max: int, first: int) -> None:
         self._most = most
@@ -122,7 +122,7 @@ class DecisionLog:
         """The request that was considered last, and what its decision saw."""
         self._learned = -1
         self._pool: Pool | None = None
-        """The version of the coefficients, and the pool, whose bytes were counted last: decisions share them until
+        """The version of the coefficients, and the pool, whose bytes were counted last. Decisions share both until
         something is learned, or an instance comes or goes."""
         self.size_bytes = 0
 
@@ -130,7 +130,7 @@ class DecisionLog:
         return len(self._entries)
 
     def consider(self, request: PlacementRequest, decision: PlacementDecision, pool: Pool, match: PrefixMatch) -> None:
-        """Remembers a decision until it is logged; of several, the last one counts. See
+        """Remembers a decision until it is logged; the last of several counts. See
         :attr:`pinyon.placement.scheduler.Scheduler.consider`."""
         self._considered, self._seen = request, Seen(decision, pool, match)
 
@@ -139,14 +139,14 @@ class DecisionLog:
         return self._add(LoggedDecision(self._next, request, now_s, self._taken(request)))
 
     def refused(self, request: PlacementRequest, error: PinyonError, now_s: float) -> None:
-        """Logs a refusal. A request that could not be read has only what is known of it."""
+        """Logs a refusal. For a request that could not be read, only its known fields are set."""
         entry = LoggedDecision(self._next, request, now_s, self._taken(request))
-        entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep objects
+        entry.code, entry.error = error.grpc_code, error.message  # not the error: its frames keep objects alive
         self._add(entry)
 
     def measured(self, number: int, first_token: MeasuredFirstToken, decode: InstanceState) -> LoggedDecision | None:
-        """Stores what the decode instance measured for a placement, and returns its entry. Returns None if the number
-        is not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
+        """Stores the decode instance's measurement of a placement, and returns the entry. Returns None if the number is
+        not known (any more), has a measurement already, or belongs to another instance or another boot of it."""
         if not self._entries or not 0 <= (at := number - self._entries[0].number) < len(self._entries):
             return None
         entry = self._entries[at]
@@ -159,7 +159,7 @@ class DecisionLog:
 
     def search(self, asked: str) -> Iterator[list[LoggedDecision]]:
         """Yields the decisions on requests that go by the id ``asked`` (:func:`is_named`), in order. Each list comes
-        from :data:`SEARCHED` entries (some ms) of those that exist at the call."""
+        from :data:`SEARCHED` entries, which take some ms. Entries made after the call are not searched."""
         bare = _PREFIX.sub("", asked, count=1)
         entries = list(self._entries)
         for start in range(0, len(entries), SEARCHED):
@@ -170,7 +170,7 @@ class DecisionLog:
             ]
 
     def _taken(self, request: PlacementRequest) -> Seen | None:
-        """Returns what was remembered of this request, if anything, and forgets it."""
+        """Returns what was remembered of this request, or None, and forgets it."""
         seen = self._seen if self._considered is request else None
         self._considered = self._seen = None
         return seen
@@ -194,8 +194,8 @@ class DecisionLog:
 
 
 def is_named(request_id: str, asked: str) -> bool:
-    """Returns whether a client, or a log, may call the request ``asked``. Ids are ``[TOLD.]UNIQUE[-CHOICE][~ATTEMPT]``:
-    TOLD is the client's own ``x-request-id``, UNIQUE is in the id of a completion. Any other id names only itself."""
+    """Returns whether a client or a log may call the request ``asked``. Ids are ``[TOLD.]UNIQUE[-CHOICE][~ATTEMPT]``.
+    TOLD is the client's own ``x-request-id``, and UNIQUE is in the id of a completion. Others name only themselves."""
     base = request_id.rpartition("~")[0] or request_id
     names = {request_id, base}
     if (parts := _ID.fullmatch(base)) is not None:
@@ -212,7 +212,7 @@ class PredictionErrors:
         self._errors: dict[str, deque[float]] = {}
 
     def add(self, model: str, predicted_s: float, measured_s: float) -> bool:
-        """Adds an error. Returns whether it is the first one of its model."""
+        """Adds an error. Returns whether it is the first of its model."""
         errors = self._errors.get(model)
         first = errors is None
         if errors is None:

@@ -1,10 +1,10 @@
-"""Explanations of why a request was placed where it was: the other instances as they were then, and a sentence.
+"""Explanations of why a request was placed where it was: the other instances at that moment, and a sentence.
 
-Times of the others are the cost models' as they stood at the decision. Where the policy fetches, they are the shorter
-of two: fetching all that others hold, and computing. A fetch that was priced for many at once, and examined for none,
-is said to take "about" so long: other traffic and paths may make it longer. For ``pinyon``, the sentence says what
-others would lose, and whether the pair or the limit decided; another policy's name stands for its criteria (a
-threshold, a ring)."""
+Times of the other instances come from the cost models as they stood at the decision. Where the policy fetches, each is
+the shorter of two: fetching all that others hold, and computing. If a fetch was priced for many instances at once and
+examined for none, its time is "about" so long: other traffic and paths may make it longer. For the policy ``pinyon``,
+the sentence says what other requests would lose, and whether the pair or the limit decided. For another policy, its
+name stands for its criteria (a threshold, a ring)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pinyon.placement.policy import PlacementDecision
 
 CANDIDATES_MAX = 8
 SOONEST = 5
-"""The number of candidates shown for their short times; the others are those that hold most of the prompt."""
+"""The number of candidates shown because they are soonest; the others shown hold most of the prompt."""
 NANO_S = 1e-9
 WAIT_S = 0.005
 """Shorter waits are not worth mentioning."""
@@ -40,9 +40,9 @@ class Candidate:
     prefill_s: float
     drain_s: float
     others_s: float = 0.0
-    """Seconds that other requests would lose."""
+    """Seconds that other requests would lose because of this one."""
     about: bool = False
-    """True if the time of fetching is an estimate."""
+    """True if the fetch time is an estimate."""
 
     @property
     def ttft_s(self) -> float:
@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation of one decision. ``chosen`` is None and ``others`` are empty where no policy was asked."""
+    """The explanation of one decision. If no policy was asked, ``chosen`` is None and ``others`` is empty."""
 
     because: str
     chosen: Candidate | None
@@ -61,11 +61,11 @@ class Explanation:
     could: int
     """The number of all instances that could have computed the prompt."""
     probe: bool
-    """True if the request was placed in spite of its limits, for the instance to be measured again."""
+    """True if the request was placed in spite of its limits, so that the instance is measured again."""
 
 
 def explain(logged: LoggedDecision) -> Explanation:
-    """Returns what is known of a decision. Looks at every instance of the pool: some ms where there are a thousand."""
+    """Returns what is known of a decision. Looks at every instance of the pool: a few ms for a thousand of them."""
     seen = logged.seen
     if seen is None:
         return Explanation(f"refused: {logged.error}", None, (), 0, False)
@@ -103,7 +103,7 @@ def _candidates(logged: LoggedDecision, seen: Seen) -> tuple[Candidate, list[Can
 
 
 def _estimated(logged: LoggedDecision, seen: Seen) -> CostColumns:
-    """Returns estimates about the instances, for a policy that keeps no findings about them."""
+    """Returns estimates of the instances' costs, for a policy that keeps no findings about them."""
     fetches = seen.decision.policy == KvCacheCentric.name or bool(seen.decision.fetches)
     terms = CostTerms(0.0, fetches, order=False, near=False)
     return Costs(terms, logged.request, seen.pool, seen.match, logged.at_s, seen.loads).columns
@@ -131,7 +131,7 @@ def _shown(seen: Seen, others: list[Candidate]) -> list[Candidate]:
     return [each for each in others if each.instance_id in names]
 
 
-# -- words
+# -- sentences
 
 
 def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list[Candidate], probe: bool) -> str:
@@ -175,7 +175,7 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
 
 
 def _with_others(logged: LoggedDecision, seen: Seen) -> str:
-    """Returns words on what the request's decoding shares; empty if nothing."""
+    """Returns words about the KV that the request's decoding shares; empty if it shares none."""
     shared, tokens = seen.decision.shared_blocks * seen.pool.layout.block_tokens, logged.request.prompt_tokens
     if not shared:
         return ""
@@ -205,7 +205,7 @@ def _holds(each: Candidate, blocks: int) -> str:
 
 
 def _other(each: Candidate, blocks: int) -> str:
-    """Returns words on what another instance would have taken, and why."""
+    """Returns words about the time that another instance would have taken, and why."""
     reasons = []
     if each.room_s >= WAIT_S:
         reasons.append(f"wait for memory {_time(each.room_s)}")

@@ -18,13 +18,13 @@ class KvCacheCentricSettings:
     """The options. ``balancing_threshold``: a prefix is fetched if it is more than this many times as long as the local
     one.
 
-    The paper names no value ("adjusted manually"). What is reused is always more than best_len / threshold. So with 2
-    at least half of the best prefix is reused, and at least half of every fetched prefix is new to its reader.
+    The paper names no value ("adjusted manually"). The reused length always exceeds best_len / threshold. So with 2, at
+    least half of the best prefix is reused, and at least half of every fetched prefix is new to its reader.
 
-    ``sharing_patience``: rather than compute a prefix a second time, the request waits for an instance that is
-    computing it, if the TTFT gets longer by at most this share.
+    ``sharing_patience``: rather than have its prefix computed twice, the request waits for an instance that is
+    computing it, if that lengthens the TTFT by at most this share.
 
-    ``adapt``: the threshold begins at ``balancing_threshold``; from there it follows what is measured
+    ``adapt``: the threshold begins at ``balancing_threshold``; from there it follows measurements
     (:mod:`pinyon.placement.threshold_tuner`)."""
 
     balancing_threshold: float = 2.0
@@ -41,19 +41,19 @@ class KvCacheCentricSettings:
 class KvCacheCentric:
     """The policy that takes the prefill instance with the shortest predicted TTFT = transfer + queue + prefill.
 
-    For each instance the prefix is the one it holds, or the best one anyone holds. The latter must be more than
-    ``balancing_threshold`` times as long, *and* fetching the difference must take less time than computing it. Where
-    the paper differs or is silent:
+    For each instance, the prefix is its own, or the best one that anyone holds. The latter is used if it is more than
+    ``balancing_threshold`` times as long *and* fetching the difference takes less time than computing it. Where the
+    paper differs or is silent:
 
     - best_len / 0 is infinite when best_len > 0, else 0 (erratum);
     - the best prefix is what all sources hold together, not what the best single one holds: a store spreads the blocks
-      of one prompt over its nodes. It ends where its fetch would take more spans than a worker takes;
+      of one prompt over its nodes. The prefix ends where its fetch would take more spans than a worker accepts;
     - Algorithm 1 fetches whenever the ratio exceeds the threshold; §4.2 also compares the two times (its sentence has
       the comparison the wrong way round), and so do we;
-    - an instance's own prefix includes what it is computing or fetching for others by then (§4.1: its cache is updated
-      at placement). Requests that come together with one new prefix would still go to as many idle instances, each a
-      little sooner done. All of them would be busy with the same prefix: see ``sharing_patience``;
-    - a fetch that would be slower is made all the same now and then, when nothing was measured for long;
+    - an instance's own prefix includes what it will have computed or fetched for earlier requests (§4.1: its cache is
+      updated at placement). Still, requests that come together with one new prefix would go to as many idle instances,
+      to end a little sooner. All of these would be busy with the same prefix: hence ``sharing_patience``;
+    - now and then a slower fetch is made all the same, when nothing was measured for long;
     - the last prompt token is always computed: its logits give the first token."""
 
     name: ClassVar[str] = "kvcache_centric"
@@ -64,7 +64,7 @@ class KvCacheCentric:
         self._tuner = ThresholdTuner(settings.balancing_threshold) if settings.adapt else None
 
     def prefilled(self, decision: PlacementDecision, seconds: float) -> None:
-        """Learns from a trial: see :class:`pinyon.placement.interface.LearningPlacement`."""
+        """Learns from a trial fetch: see :class:`pinyon.placement.interface.LearningPlacement`."""
         if self._tuner is not None and decision.trial is not None:
             threshold, alone_s = decision.trial
             self._tuner.learn(threshold, seconds, alone_s)
@@ -78,19 +78,19 @@ class KvCacheCentric:
         columns = costs.columns
         best = sharing = -1
         least = least_sharing = inf, 0
-        """The time to first token there, and of equal times the emptier cache; then it is the smaller id."""
+        """The least time to first token. Ties go to the emptier cache, then to the smaller id."""
         for place, state in enumerate(pool.prefills):
             local: int = columns.local[place]
             shares = soon is not match and local > match.held_by(state)
             if shares:
-                columns.wait_s[place] += state.inflight_transfer_us * 1e-6  # some of it may still be on its way there
+                columns.wait_s[place] += state.inflight_transfer_us * 1e-6  # part of the prefix may still be on its way
             wait_s = columns.wait_s[place] + columns.room_s[place]
-            if held > threshold * local:  # the extent is at most held
+            if held > threshold * local:  # what can be fetched is at most ``held``
                 reach = costs.reach_of(place)
                 if reach > threshold * local:
                     short_s = costs.short_s(place, reach)
                     if not shares and wait_s + short_s > least[0]:
-                        continue  # however soon the blocks are there
+                        continue  # too late, however soon the blocks arrive
                     fetch_s = costs.planner.fetch_s(state, local, reach)
                     if fetch_s + short_s < columns.prefill_s[place]:
                         columns.reach[place] = reach
@@ -110,7 +110,7 @@ class KvCacheCentric:
         return decision
 
     def _worth_waiting(self, costs: Costs, sharing: int, best: int) -> bool:
-        """Returns whether waiting saves computing, and costs the request little enough."""
+        """Returns whether waiting saves computing, at little enough cost for the request."""
         columns = costs.columns
         prefill_s, ttft_s = columns.prefill_s[sharing], columns.cost_s[sharing]
         if prefill_s >= columns.prefill_s[best] or ttft_s > columns.cost_s[best] * (1 + self._patience):

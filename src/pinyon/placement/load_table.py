@@ -17,16 +17,16 @@ from pinyon.placement.transfer_cost import PATH_KINDS
 
 ROWS_MIN = 64
 CLASSES: Final = 28
-"""Classes of prompts by the microseconds that they take, each up to twice as long as the one before; the last one
-begins at 2^26, about a minute."""
+"""The number of classes of prompts by microseconds of prefill. Each class takes up to twice as long as the one before;
+the last one begins at 2^26, about a minute."""
 COEFFICIENTS: Final = 3
 PREFILL_US_MAX: Final = 1 << 40
-"""Twelve days: longer predictions count as this much, so that sums of very many fit into 63 bits."""
+"""Twelve days: longer predictions count as this much, so that sums of very many fit 63 bits."""
 
 
 def size_class(prefill_us: i64, near: i64 = 0) -> i64:
-    """Returns the class of a prompt that takes ``prefill_us``, in one step from a class that is ``near``."""
-    if not compiled():  # in compiled code numbers have no bit lengths
+    """Returns the class of a prompt that takes ``prefill_us``; takes one step if it is next to the class ``near``."""
+    if not compiled():  # in compiled code, numbers have no bit_length
         return min(CLASSES - 1, int(prefill_us).bit_length())
     size = near
     while size > 0 and prefill_us < i64(1) << (size - 1):
@@ -37,9 +37,9 @@ def size_class(prefill_us: i64, near: i64 = 0) -> i64:
 
 
 def whole_us(seconds: float) -> i64:
-    """Returns ``seconds``, not negative, as whole microseconds, twelve days at most.
+    """Returns ``seconds``, which must not be negative, as whole microseconds, twelve days at most.
 
-    Rounds like ``round``, which compiled code calls as slowly as Python does."""
+    Rounds like ``round``, which is as slow in compiled code as in Python."""
     wanted = min(seconds * 1e6, float(PREFILL_US_MAX))
     whole = i64(wanted)
     rest = wanted - float(whole)
@@ -49,7 +49,7 @@ def whole_us(seconds: float) -> i64:
 
 
 class Loads:
-    """The columns of a load table from which a request's own times are worked out, as they are or as they were."""
+    """The columns of a load table, present or past, from which a request's own times are computed."""
 
     def __init__(
         self,
@@ -62,23 +62,23 @@ class Loads:
         version: int = 0,
     ) -> None:
         self.queued_us = queued_us
-        """Predicted time of prompts placed there and not being computed yet; whole, so that it returns to zero."""
+        """Predicted time of prompts placed there and not yet being computed; whole, so that it returns to zero."""
         self.ends_s = ends_s
-        """The time when what is being computed is expected to end; in the past where nothing is."""
+        """The time when the present computation is expected to end; in the past if there is none."""
         self.reported_s = reported_s
-        """Seconds of queue, as the instance reports it."""
+        """Seconds of queue, as reported by the instance."""
         self.room_s = room_s
-        """Seconds until a new request has KV memory, as the instance reports it."""
+        """Seconds until a new request has KV memory, as reported by the instance."""
         self.coefficients = coefficients
         """The prefill cost model's coefficients, row by row."""
         self.transfer = transfer
         """The transfer cost model's coefficients, row by row, for each kind of path: a start, and seconds per byte."""
         self.version = version
-        """A number of these coefficients, if somebody keeps them."""
+        """The version of these coefficients; it counts changes after somebody kept them."""
 
     @property
     def own_bytes(self) -> int:
-        """The bytes of a copy, without the coefficients, which successive copies of one ``version`` share."""
+        """The bytes of a copy, without the coefficients, which successive copies with one ``version`` share."""
         return 32 * len(self.room_s)
 
     @property
@@ -88,44 +88,44 @@ class Loads:
 
 
 class LoadTable(Loads):
-    """The load of all instances, one row each; no two live instances have the same row. ``ahead_us``, ``behind``,
-    ``coefficients`` and ``transfer`` are written only here."""
+    """The load of all instances, one row each; no two live instances have the same row. Only this class writes
+    ``ahead_us``, ``behind``, ``coefficients`` and ``transfer``."""
 
     def __init__(self) -> None:
         learned, paths = _seconds(ROWS_MIN * COEFFICIENTS), _seconds(ROWS_MIN * PATH_KINDS * 2)
         super().__init__(_numbers(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), _seconds(ROWS_MIN), learned, paths)
         self.ahead_us: vec[i64] = _numbers(ROWS_MIN * CLASSES)
-        """Microseconds of queued prompts in this class or a shorter one, class by class."""
+        """The microseconds of queued prompts in each class or in a shorter one."""
         self.behind: vec[i64] = _numbers(ROWS_MIN * CLASSES)
-        """The number of queued prompts in longer classes, class by class."""
+        """The number of queued prompts in classes longer than each class."""
         self.short_first: vec[bool] = _truths(ROWS_MIN)
-        """True where short prompts are computed before long ones; else they are computed as they come."""
+        """True where short prompts are computed before long ones, otherwise in order of arrival."""
         self.decoding: vec[i64] = _numbers(ROWS_MIN)
-        """Requests that are decoded there or wait for it, as the instance reports it."""
+        """Requests that the instance decodes or that wait for it, as reported by the instance."""
         self.batch: vec[i64] = _numbers(ROWS_MIN)
-        """Requests decoding or about to: as reported, or placed there and not ended, if those are more."""
+        """Requests decoding or about to: as reported, or as placed there and not ended, if those are more."""
         self.blocks: vec[float] = _seconds(ROWS_MIN)
-        """KV blocks in use, likewise."""
+        """KV blocks in use, determined in the same way."""
         self.blocks_max: vec[float] = _seconds(ROWS_MIN)
-        """The limit of KV blocks; infinite where the instance named none."""
+        """The limit of KV blocks; infinite if the instance named none."""
         self.slots: vec[float] = _seconds(ROWS_MIN)
-        """The share of the batch's slots in use with one more request; over 1, it would first wait."""
+        """The share of the batch's slots in use with one more request; over 1, the request would wait first."""
         self.tbt_s: vec[float] = _seconds(ROWS_MIN)
         """Seconds between tokens with one more request that brings no KV."""
         self.tbt_token_s: vec[float] = _seconds(ROWS_MIN)
-        """Seconds for each token of KV that the request brings."""
+        """Seconds that each token of KV that the request brings adds to the time between tokens."""
         self.tbt_request_s: vec[float] = _seconds(ROWS_MIN)
-        """Seconds for each further request that is decoded."""
+        """Seconds that each further decoded request adds to the time between tokens."""
         self.decode_learned_s: vec[float] = _seconds(ROWS_MIN)
-        """The time of the last measurement of the time between tokens, or when it should have been measured."""
+        """The time when the time between tokens was last measured, or should have been."""
         self.prefixes = SharedPrefixes()
-        """Prefixes that requests decoded there share, by row."""
+        """The prefixes shared by requests that are decoded there, by row."""
         self._lent = False
-        """True while somebody keeps the coefficients as they are: they are copied before they change."""
+        """True while somebody keeps the present coefficients: then they are copied before a change."""
 
     def add(self, row: int, blocks_max: int = 0, short_first: bool = False) -> None:
-        """Makes room for a new instance, of which nothing is queued; all else is set by what is known and learned of
-        it. ``blocks_max`` 0: no limit is known."""
+        """Makes room for a new instance, of which nothing is queued; the callers set everything else. ``blocks_max`` 0:
+        no limit is known."""
         self._own_coefficients()
         if row >= len(self.queued_us):
             self._grow(max(row + 1, 2 * len(self.queued_us)))
@@ -165,7 +165,7 @@ class LoadTable(Loads):
             at += 2
 
     def past(self) -> Loads:
-        """Returns a copy that stays as it is, of what changes with every request (32 bytes a row)."""
+        """Returns an unchanging copy of the columns that every request changes (32 bytes a row)."""
         self._lent = True
         return Loads(
             self.queued_us[:],
@@ -178,14 +178,14 @@ class LoadTable(Loads):
         )
 
     def _own_coefficients(self) -> None:
-        """Copies the coefficients, which are about to change, if somebody keeps them."""
+        """Copies the coefficients before a change if somebody keeps them."""
         if self._lent:
             self.coefficients, self.transfer = self.coefficients[:], self.transfer[:]
             self.version += 1
             self._lent = False
 
     def count(self, row: i64, prefill_us: i64, sign: i64 = 1) -> None:
-        """Counts one more queued prompt, or one less."""
+        """Counts one more queued prompt, or one fewer."""
         self.queued_us[row] += sign * prefill_us
         ahead_us, behind, capacity = self.ahead_us, self.behind, i64(len(self.queued_us))
         size = size_class(prefill_us)
@@ -195,17 +195,17 @@ class LoadTable(Loads):
             ahead_us[each * capacity + row] += sign * prefill_us
 
     def turn(self, row: i64, prefill_s: float, now_s: float) -> tuple[float, int]:
-        """Returns the seconds of work done before a new prompt of ``prefill_s`` at an instance that computes short ones
-        first, and how many prompts it goes before. Reported work that the table lacks counts in full: its length is
-        unknown."""
+        """Returns the seconds of work before a new prompt of ``prefill_s`` at an instance that computes short prompts
+        first, and the number of prompts that it overtakes. Reported work that the table lacks counts in full: its
+        length is unknown."""
         at = size_class(whole_us(prefill_s)) * i64(len(self.queued_us)) + row
         rest_s = max(0.0, self.ends_s[row] - now_s)
         more_s = max(0.0, self.reported_s[row] - rest_s - float(self.queued_us[row]) * 1e-6)
         return float(self.ahead_us[at]) * 1e-6 + (rest_s + more_s), self.behind[at]
 
     def queue_s(self, row: i64, now_s: float) -> float:
-        """Returns the seconds of work before a new request: what was placed there less what is done of it, or the
-        reported queue if longer. The report also covers work that bypassed this conductor, or older work."""
+        """Returns the seconds of work before a new request: the work placed there less what is done, or the reported
+        queue if longer. The report also covers older work, and work that bypassed this conductor."""
         return max(float(self.queued_us[row]) * 1e-6 + max(0.0, self.ends_s[row] - now_s), self.reported_s[row])
 
 

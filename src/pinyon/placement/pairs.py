@@ -1,5 +1,5 @@
-"""Pairs of instances by the prefix of a request: one by each of two independent rings (DualMap §3.2, §3.4). The rings
-are consistent hashing among the instances that a request may go to."""
+"""Pairs of instances by the prefix of a request, one from each of two independent rings (DualMap §3.2, §3.4). The rings
+hash consistently among the instances to which a request may go."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SEED_MAX: Final = (1 << 63) - 1
 """The largest seed of a ring."""
 
 SECOND = 0x9E3779B97F4A7C15
-"""A number that sets the seeds of the two rings apart."""
+"""A number that makes the seeds of the two rings different."""
 
 
 class GroupRings:
-    """The rings of a group of instances by seed, and the pool that was looked at last, whose instances are on them. The
+    """The rings of a group of instances by seed, and the last pool asked about, whose instances are on the rings. The
     ``tree`` has the group's prefixes: what is hot among the requests of one model says nothing about another's."""
 
     __slots__ = ("pool", "rings", "tree")
@@ -31,13 +31,13 @@ class GroupRings:
 
 
 class PoolRings:
-    """The rings of each group of instances, which live on while instances come and go. There are at most ``groups_max``
+    """The rings of each group of instances. A ring survives changes of its instances. There are at most ``groups_max``
     groups; the least recently used one is dropped.
 
-    A policy is asked with another pool whenever an instance joins, leaves or drains, and for every request that some
-    instances have no room for or that excludes some. A ring of 1,024 members takes 12 ms to make, one more on it half a
-    millisecond, and one to pass over next to nothing. So a ring keeps members that are not in the pool of this request,
-    and :meth:`HashRing.owner` is asked among those that are."""
+    A policy gets another pool whenever an instance joins, leaves or drains, and for every request that excludes
+    instances or for which some have no room. Making a ring of 1,024 members takes 12 ms, adding a member half a
+    millisecond, and passing over a member next to nothing. So a ring keeps members that are not in the pool of this
+    request, and :meth:`HashRing.owner` is asked among those that are."""
 
     def __init__(
         self, virtual_nodes: int, seeds: tuple[int, ...], hotness: HotnessSettings, groups_max: int = GROUPS_MAX
@@ -46,7 +46,7 @@ class PoolRings:
         self._of_group: dict[KvGroup, GroupRings] = {}
 
     def of(self, pool: Pool) -> GroupRings:
-        """Returns the rings; all prefill instances of the pool are on them."""
+        """Returns the rings of the pool's group; all prefill instances of the pool are on them."""
         group = pool.prefills[0].info.group
         known = self._of_group.pop(group, None)
         if known is None:
@@ -75,11 +75,11 @@ class Pairs:
         self._rings = PoolRings(virtual_nodes, (seed, seed ^ SECOND), hotness)
         self._key_tokens = key_tokens
         self._last: GroupRings | None = None
-        """The rings of the pool that was asked about last, mostly the same as before."""
+        """The rings of the pool that was last asked about, mostly the same as before."""
 
     def places_of(self, request: PlacementRequest, pool: Pool, now_s: float) -> tuple[int, int | None]:
-        """Returns the places of the request's two instances in the pool, and counts the request. The second is None if
-        there is no other one."""
+        """Counts the request, and returns the places of its two instances in the pool. The second is None if there is
+        no other one."""
         known = self._last
         if known is None or pool is not known.pool:
             known = self._last = self._rings.of(pool)

@@ -1,4 +1,4 @@
-"""The placement policies by name, and a choice of one for each model."""
+"""The placement policies by name, and a choice of a policy for each model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS_MAX = 32
 
 
 class ByModel:
-    """The policy that asks the one of the request's model, or else ``default``."""
+    """The policy that asks the policy of the request's model, or ``default`` if the model has none."""
 
     name: ClassVar[str] = "by_model"
 
@@ -43,7 +43,7 @@ class ByModel:
 
 
 class ByModelRegistry(Registry[PlacementPolicy]):
-    """A registry whose choices may go on with ``;MODEL=POLICY`` for models that have another policy."""
+    """A registry whose choices may end with ``;MODEL=POLICY`` for each model that has another policy."""
 
     def make(self, choice: str) -> PlacementPolicy:
         default, of_model = _parts(choice)
@@ -79,7 +79,7 @@ def _parts(choice: str) -> tuple[str, dict[str, str]]:
 
 
 PLACEMENT_DEFAULT = Pinyon.name
-"""The default of a conductor, and of a simulation."""
+"""The default of a conductor and of a simulation."""
 
 PLACEMENT_POLICIES = ByModelRegistry(
     "placement",

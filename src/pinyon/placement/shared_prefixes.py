@@ -1,9 +1,9 @@
-"""The instances that decode requests of each prefix: there one more such request adds little for a batch to read.
+"""The instances that decode requests of each prefix: there, one more such request adds little for a batch to read.
 
-Instances report their largest groups; placements that have not ended are added. What later requests will share with a
-placement is not known yet, so it counts at depths each of which is four times the one before. What is found is thus at
-least a quarter of what is shared, as far as whole levels go, until the instance reports it. Instances that read shared
-KV once for each request are left out."""
+Instances report their largest groups of requests; unfinished placements are added. How much later requests will
+share with a placement is not known yet, so a placement counts at several depths, each four times the one before.
+Until the instance reports the prefix, a look-up finds at least a quarter of the shared part, in whole levels.
+Instances that read shared KV once for each request are left out."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from typing import Final
 from pinyon.core.block_keys import KEY_BYTES, BlockKey, SharedPrefix
 
 DEPTHS_MAX: Final = 64
-"""The limit of different depths that a look-up tries; reports at further ones do not count. Placements have as many."""
+"""The limit of different depths of reports, and likewise of placements: a look-up tries each. Others do not count."""
 FOUND_MAX: Final = 32
-"""The limit of instances that one look-up finds. Where more decode the prefix, some of these mostly have room."""
+"""The maximum number of instances that one look-up finds. If more decode the prefix, some of these mostly have room."""
 DEPTH_STEP: Final = 4
-"""The ratio of a placement's depth to the one before: each depth takes time, at every placement and at its end."""
+"""The ratio of a placement's depth to the one before: each depth takes time when a placement begins and ends."""
 MARKS_MAX: Final = 1 << 18
-"""The limit of placements' marks, ~60 MB. Placements beyond it only look as if they shared nothing."""
+"""The maximum number of marks of placements, ~60 MB. Placements beyond this limit look as if they shared nothing."""
 
 
 Mark = tuple[int, BlockKey]
-"""A depth in blocks and the key there. Not a named tuple: those are slow to make, and every mark is one."""
+"""A depth in blocks and the key there. Not a named tuple, which is slow to make: every mark needs one."""
 
 
 class SharedPrefixes:
-    """Shared prefixes by rows of the load table. ``used``: False where nobody asks, then nothing is kept."""
+    """Shared prefixes by rows of the load table. ``used``: False if nobody asks for them; then nothing is kept."""
 
     def __init__(self) -> None:
         self.used = True
         self._depths: list[int] = []
-        """The depths of all marks, in order."""
+        """The depths of all marks, in ascending order."""
         self._depths_said: dict[int, int] = {}
         self._depths_placed: dict[int, int] = {}
-        """The numbers of marks at each depth, of reports and of placements."""
+        """The number of marks at each depth: of reports above, of placements here."""
         self._rows: dict[int, dict[BlockKey, dict[int, int]]] = {}
-        """The number of marks of each row, by depth in blocks and by the key there, from reports and placements."""
+        """The number of marks of each row, from reports and placements, by depth in blocks and then by key."""
         self._levels: dict[int, int] = {}
-        """Blocks of a level, by row, for instances that read shared KV once."""
+        """The blocks per level of instances that read shared KV once per batch, by row."""
         self._said: dict[int, tuple[SharedPrefix, ...]] = {}
         """The last report of each row."""
         self._counted: dict[int, list[Mark]] = {}
-        """The marks of each row's last report that are counted."""
+        """The counted marks of the last report of each row."""
         self._marks = 0
 
     def __len__(self) -> int:
-        """Returns the number of prefixes at their depths."""
+        """Returns the number of prefixes, one for each depth and key."""
         return sum([len(keys) for keys in self._rows.values()])
 
     @property
@@ -56,9 +56,9 @@ class SharedPrefixes:
         return not self._depths
 
     def reported(self, row: int, level_blocks: int, shared: tuple[SharedPrefix, ...]) -> None:
-        """Stores what the instance reports now; with a level of 0 nothing is kept."""
+        """Stores the instance's new report; if its level is 0, nothing is kept."""
         same = level_blocks == self._levels.get(row, 0) and shared == self._said.get(row, ())
-        # A mark that was at one depth too many may have its place by now.
+        # A mark that had no place because of too many depths may have one by now.
         if not self.used or (same and len(self._counted.get(row, ())) == len(shared)):
             return
         for mark in self._counted.pop(row, ()):
@@ -72,7 +72,7 @@ class SharedPrefixes:
         self._counted[row] = [mark for mark in marks if self._count(row, mark, 1, self._depths_said)]
 
     def placed(self, row: int, block_keys: bytes) -> Sequence[Mark]:
-        """Counts a request with these packed keys that is decoded there. Returns its marks for :meth:`ended`."""
+        """Counts a request that is decoded there, by its packed keys. Returns its marks for :meth:`ended`."""
         depth = self._levels.get(row, 0)
         marks: list[Mark] = []
         while 0 < depth * KEY_BYTES <= len(block_keys) and self._marks < MARKS_MAX:
@@ -89,8 +89,8 @@ class SharedPrefixes:
         self._marks -= len(marks)
 
     def found(self, block_keys: bytes, row: int) -> dict[int, int]:
-        """Returns the blocks that a request with these packed keys would share, by rows that decode such requests. They
-        are at most :data:`FOUND_MAX`, those that share most, and ``row`` in any case."""
+        """Returns how many blocks a request with these packed keys would share, by rows that decode such requests. They
+        are at most :data:`FOUND_MAX` rows, those that share most, and ``row`` in any case."""
         found: dict[int, int] = {}
         depths = self._depths
         for place in range(len(depths) - 1, -1, -1):
@@ -110,7 +110,7 @@ class SharedPrefixes:
         return found
 
     def _count(self, row: int, mark: Mark, sign: int, depths: dict[int, int]) -> bool:
-        """Counts a mark once more, or once less. Returns False if it would be at one depth too many."""
+        """Counts a mark once more or once less. Returns False if its depth would be one too many."""
         depth, key = mark
         of_depth = depths.get(depth, 0) + sign
         if of_depth == 0:

@@ -1,1 +1,1 @@
-"""The speeds of machines: numbers as data, each with where it comes from."""
+"""The speeds of machines: numbers as data, each with its origin."""

@@ -1,7 +1,7 @@
 """The length of an engine's steps: a formula, and its numbers for some model on some machine.
 
-The numbers are data (``engines/NAME.json``, or a user's file with the same fields), each with where it comes from:
-``stated`` by the source, or ``assumed`` by us and why."""
+The numbers are data (``engines/NAME.json``, or a user's file with the same fields), each with its origin: ``stated`` by
+the source, or ``assumed`` by us, with the reason."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class EngineProfile:
     stated: str
     assumed: str
     step_s: float
-    """Seconds of every step."""
+    """Seconds that every step takes."""
     prefill_token_s: float
-    """Seconds of every prompt token computed."""
+    """Seconds for every prompt token computed."""
     prefill_pair_s: float
-    """Seconds of attention, times ``end² - start²`` of a chunk at positions ``[start, end)``."""
+    """Seconds of attention per unit of ``end² - start²``, for a chunk at positions ``[start, end)``."""
     decode_step_s: float
-    """Seconds of every step that decodes: reading the weights."""
+    """Seconds that every decoding step takes to read the weights."""
     decode_request_s: float
-    """Seconds of every request of the batch."""
+    """Seconds for every request of the batch."""
     decode_kv_token_s: float
-    """Seconds of every token whose KV the batch reads."""
+    """Seconds for every token whose KV the batch reads."""
     decode_shared_share: float = 1.0
-    """The share that each further request pays for a shared token of KV; 1: as much as the first, nothing is gained.
-    The *whole* batch shares it (FEATHER §3.2), or some of it where the kernel reads what each group shares once."""
+    """The cost of a shared token of KV for each further request, as a share; at 1, sharing gains nothing. The *whole*
+    batch shares the token (FEATHER §3.2), or a part of it if the kernel reads each group's shared tokens once."""
 
     def __post_init__(self) -> None:
         check_values(self, KIND, (0, SECONDS_MAX), decode_shared_share=(0, 1))
 
     def kv_read(self, kv_tokens: float, again: float) -> float:
-        """Returns the tokens that count, of those that a batch reads together, if ``again`` of them were read for
-        another one of its requests in the same step."""
+        """Returns the number of a batch's ``kv_tokens`` that count, if ``again`` of them were already read for another
+        request in the same step."""
         return kv_tokens - (1.0 - self.decode_shared_share) * again
 
     def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int, kv_tokens: float) -> float:
         """Returns the length of a step of prompt chunks at ``[start, end)`` and of ``decodes`` requests that read
-        ``kv_tokens`` together. A mixed step takes as long as both parts one after the other; an empty step takes 0
+        ``kv_tokens`` in total. A mixed step takes as long as both parts one after the other; an empty step takes 0
         s."""
         seconds, any_chunk = self.step_s, False
         for start, end in chunks:

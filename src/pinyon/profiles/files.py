@@ -1,4 +1,4 @@
-"""Profiles as files: JSON objects with the fields of a data class; those that have a default may be missing."""
+"""Profiles as files: JSON objects with the fields of a data class; fields that have a default may be missing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 def profile_from(kind: type[Profile], name: str, folder: Path, what: str) -> Profile:
-    """Loads the profile ``name`` from ``folder``, or from a file (has a ``/`` or ends in ``.json``). ``what`` is its
-    kind in messages, and with underscores the field of an error. Raises :class:`InvalidArgument`."""
+    """Loads the profile ``name`` from ``folder``, or from a file (has a ``/`` or ends in ``.json``). ``what`` is the
+    kind of profile in messages and, with underscores, in an error's field. Raises :class:`InvalidArgument`."""
 
     def bad(message: str) -> InvalidArgument:
         return InvalidArgument(f"{what}: {message}", field=what.replace(" ", "_"))

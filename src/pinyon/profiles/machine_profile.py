@@ -1,6 +1,6 @@
-"""The parts of one instance besides its engine: memory for KV, and the links over which KV moves.
+"""The hardware of one instance besides its engine: memory for KV, and the links over which KV moves.
 
-Numbers are data (``machines/NAME.json``, or a user's file with the same fields), as those of engines."""
+The numbers are data (``machines/NAME.json``, or a user's file with the same fields), like those of engines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class MachineProfile:
     kv_token_bytes: int
     """KV bytes of one token, all layers."""
     hbm_tokens: int
-    """Tokens of KV in device memory, beside the weights."""
+    """Tokens of KV that device memory holds beside the weights."""
     dram_tokens: int
-    """Tokens of KV in the host's memory; 0: none."""
+    """Tokens of KV that the host's memory holds; 0: none."""
     dram_bytes_s: float
     """Bytes per second between host and device."""
     nic_bytes_s: float

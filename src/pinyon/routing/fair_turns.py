@@ -1,9 +1,9 @@
 """Turns of tenants whose requests need different targets.
 
-A *demand* says which targets a request may go to; requests with the same demand wait for the same. Start-time fair
-queueing (Goyal et al., SIGCOMM '96) goes on among the tenants of the demands that have room: a demand that has none
-holds up nobody else. A tenant that could not go on for lack of room starts again where the others are. The turns it
-missed are lost, like any that were not asked for."""
+A *demand* says which targets a request may go to; requests with the same demand wait for the same targets. Start-time
+fair queueing (Goyal et al., SIGCOMM '96) runs among the tenants of the demands that have room, so a demand without room
+holds up no other. A tenant that could not go on for lack of room starts again at the others' virtual time. The turns
+that it missed are lost, as if it had not asked for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Collection, KeysView
 
 TENANTS_MAX = 8192
-"""Tenants without a place whose share is remembered."""
+"""The number of tenants without waiting requests whose share is remembered."""
 
 
 class WaitingRequest:
-    """A request that waits, with the ``tokens`` it may take.
+    """A request that waits; ``tokens`` is the most that it may use.
 
-    Of one tenant and demand, the earliest ``due_s`` goes first, then the lowest ``rank``, which is unique."""
+    Of one tenant and demand, the request with the earliest ``due_s`` goes first, then the lowest ``rank`` (unique)."""
 
     __slots__ = ("demand", "due_s", "number", "rank", "tenant", "tokens")
 
@@ -28,7 +28,7 @@ class WaitingRequest:
 
 
 class Tenant:
-    """The places of one tenant, and where its next request starts in virtual time (tokens)."""
+    """The places of one tenant, and the virtual time (tokens) at which its next request starts."""
 
     __slots__ = ("lanes", "name", "reserved", "start", "turn", "waiting")
 
@@ -36,26 +36,26 @@ class Tenant:
         self.name = name
         self.reserved: dict[int, None] = {}
         self.waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
-        """Requests in the order they came; a request that was put back is in front."""
+        """Requests in order of arrival; a request that was put back is in front."""
         self.lanes: dict[int, list[tuple[float, int, WaitingRequest]]] = {}
-        """Due time, rank and request of all that wait, by demand and in this order; none is empty."""
+        """The sorted due time, rank and request of all that wait, for each demand; no list is empty."""
         self.start = 0
         self.turn = 0
-        """A tie-breaker among tenants that start at the same time: the lower goes first. It is new after each turn."""
+        """A tie-breaker among tenants with the same start: the lower goes first. Each turn renews it."""
 
     def __len__(self) -> int:
         return len(self.reserved) + len(self.waiting)
 
 
 class TenantLengths:
-    """Tenants by their number of places. The tenant with most places is found without looking at all."""
+    """Tenants by number of places. The tenant with most places is found without looking at all tenants."""
 
     def __init__(self) -> None:
         self._tenants: dict[int, dict[Tenant, None]] = {}
         self.longest = 0
 
     def one(self) -> Tenant:
-        """Returns the tenant that has been one of the longest for longest."""
+        """Returns the tenant that has been among those with most places for longest."""
         return next(iter(self._tenants[self.longest]))
 
     def moved(self, tenant: Tenant, before: int, after: int) -> None:
@@ -74,15 +74,15 @@ class TenantLengths:
 class FairTurns:
     """The waiting requests, by demand and tenant.
 
-    A step searches one sorted list for each demand that its tenant waits with, and looks at each demand of anybody."""
+    A step searches one sorted list for each demand of its tenant, and looks at every demand of any tenant."""
 
     def __init__(self) -> None:
         self._turns: dict[int, list[tuple[int, int, Tenant]]] = {}
-        """Start, turn and tenant of all that wait with a demand, in this order; none is empty."""
+        """The sorted start, turn and tenant of all that wait, for each demand; no list is empty."""
         self._now_tokens = 0
         self._last_turn = 0
         self._finished: OrderedDict[str, int] = OrderedDict()
-        """Virtual times at which tenants that do not wait would go on, the oldest first."""
+        """The virtual times at which tenants without waiting requests would go on, the oldest first."""
 
     @property
     def demands(self) -> KeysView[int]:
@@ -134,10 +134,10 @@ class FairTurns:
         self._take_out(tenant, demand)
         if not self._turns[demand]:
             del self._turns[demand]
-        if not self._turns:  # all start equal when there is a queue again
+        if not self._turns:  # all start as equals when there is a queue again
             self._finished.clear()
             self._now_tokens = 0
-        elif not tenant.lanes:  # also if it withdrew its last request: it has had its turns
+        elif not tenant.lanes:  # also if it withdrew its last request, as it keeps the turns that it had
             self._finished[tenant.name] = tenant.start
             if len(self._finished) > TENANTS_MAX:
                 self._finished.popitem(last=False)

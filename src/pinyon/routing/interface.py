@@ -15,7 +15,7 @@ class TargetPolicy(Protocol):
     def name(self) -> str: ...
 
     def add(self, name: str) -> None:
-        """Adds a target with an empty cache. The caller has removed an earlier target of that name."""
+        """Adds a target with an empty cache. The caller has removed any earlier target of that name."""
 
     def remove(self, name: str) -> None:
         """Removes a target that has gone, or that lost its cache."""
@@ -27,7 +27,7 @@ class TargetPolicy(Protocol):
         """Returns the ``full`` target worth waiting for, or None. ``available`` may be empty. Changes nothing."""
 
     def affinity(self, request: Routed, name: str) -> int:
-        """Returns how much speaks for the target when several layers offer one; 0 means nothing but its load."""
+        """Returns how much speaks for the target, when several layers offer one; 0: nothing but its load."""
 
     def sent(self, request: Routed, name: str) -> None:
         """Records that the request was sent to the target, whoever chose it."""
@@ -43,4 +43,4 @@ class PushingRule(Protocol):
         """Returns how many requests may be pushed to the target now; 0 means that it is not available."""
 
     def admits(self, target: Target, now_s: float) -> bool:
-        """Returns whether an unavailable target may still get a request whose prompt it holds, to wait at its door."""
+        """Returns whether an unavailable target may still get a request whose prompt it holds, to wait there."""

@@ -1,4 +1,4 @@
-"""One layer of routing: the targets that a load balancer pushes to, which are available, and which gets a request.
+"""One layer of routing: the targets of a load balancer, which of them are available, and which gets a request.
 
 There are two layers (SkyWalker §3.1): the instances of the region, and the load balancers of other regions."""
 
@@ -44,7 +44,7 @@ class Layer:
     def join(
         self, name: str, capacity: int = 0, distance_s: float = 0.0, region: str = "", *, batches: bool = True
     ) -> None:
-        """Adds a target without cache and requests, in place of one of that name; none beyond :data:`TARGETS_MAX`."""
+        """Adds a target without cache and requests, replacing one of that name; ignored beyond :data:`TARGETS_MAX`."""
         known = name in self._targets
         if not known and len(self._targets) >= TARGETS_MAX:
             return
@@ -77,7 +77,7 @@ class Layer:
             target.distance_s = distance_s
 
     def report(self, name: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
-        """Records a report or probe of now. ``unseen``: our requests under way, if known better than ``received``."""
+        """Records a new report or probe. ``unseen``: our requests under way, if known better than from ``received``."""
         target = self._targets.get(name)
         if target is None:
             return
@@ -102,7 +102,7 @@ class Layer:
         self, now_s: float, allowed: Container[str] | None = None, exclude: Collection[str] = (), most: int = UNLIMITED
     ) -> int:
         """Returns how many requests may go to targets with a batch, less those on :meth:`hold`, up to ``most``; looks
-        at no more targets than it has to."""
+        at no more targets than necessary."""
         total, pushing, enough = 0, self._pushing, min(UNLIMITED, self._held + most)
         for target in self._among(allowed, exclude):
             if target.batches:
@@ -137,7 +137,7 @@ class Layer:
         ]
 
     def with_room(self, now_s: float) -> int:
-        """Returns the number of available targets with a batch, which other regions are told."""
+        """Returns the number of available targets with a batch; other regions are told it."""
         return sum([target.batches for target in self.available(now_s)])
 
     # -- requests
@@ -156,7 +156,7 @@ class Layer:
     def may_wait(self, request: Routed, now_s: float, exclude: Collection[str] = ()) -> bool:
         """Returns whether :meth:`choose` would name a full target, in case a conductor makes the choice.
 
-        The conductor may choose any sound target, so none may have so many waiting that it admits no more."""
+        The conductor may choose any sound target, so each of them must still admit one more waiting request."""
         available, full = self.available(now_s, exclude=exclude), self.full(now_s, exclude=exclude)
         if len(available) == len(self._targets) or self.policy.waits_for(request, available, full) is None:
             return False
@@ -168,11 +168,11 @@ class Layer:
         )
 
     def affinity(self, request: Routed, target: Target) -> int:
-        """Returns how much speaks for the target that this layer chose, beside those of other layers."""
+        """Returns how much speaks for the target that this layer chose, to compare it with those of other layers."""
         return self.policy.affinity(request, target.name)
 
     def hold(self) -> None:
-        """Counts a request that will be pushed to a target not known yet, because a conductor is asked."""
+        """Counts a request whose target is not known yet, because a conductor is being asked."""
         self._held += 1
 
     def release(self) -> None:
@@ -182,7 +182,7 @@ class Layer:
         self._held -= 1
 
     def begin_session(self, name: str) -> None:
-        """Resets the count of sent requests, as the target counts those it receives from 0 again."""
+        """Resets the count of sent requests, as the target again counts those it receives from 0."""
         target = self._targets.get(name)
         if target is not None:
             target.sent = target.sent_before = 0

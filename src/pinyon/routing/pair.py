@@ -1,8 +1,8 @@
 """The choice of a prefill and a decode instance when no conductor answers.
 
-The conductor knows what instances hold and predicts times. A load balancer knows what it sent where and what instances
-say of their load. From that, its routing policy chooses the prefill instance, then a decode instance that KV can move
-to from there. A mixed instance with room to decode keeps the request, and no KV moves."""
+The conductor knows what instances hold and predicts times. A load balancer knows what it sent where, and what load the
+instances report. From that, its routing policy chooses the prefill instance, then a decode instance to which KV can
+move from there. A mixed instance with room to decode keeps the request, and no KV moves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def serving_groups(
 ) -> list[InstanceGroup]:
     """Returns the groups that can serve ``total_tokens`` (prompt and generation) without the excluded instances.
 
-    Instances that just failed (``avoided``) are included only where no group could serve without them."""
+    Instances that have just failed (``avoided``) are included only where no group could serve without them."""
     groups: dict[str, InstanceGroup] = {}
     for candidate in candidates:
         if candidate.instance_id in exclude or 0 < candidate.max_context < total_tokens:
@@ -84,7 +84,7 @@ def choose_pair(groups: Sequence[InstanceGroup], layer: Layer, request: Routed, 
     """Returns a pair from one of the groups (:func:`serving_groups`), or None when there are none.
 
     The pair has room by the layer's pushing rule, or is a full mixed instance whose cache the policy thinks worth
-    waiting for. If there is no such pair, any instances of the layer will do."""
+    waiting for. If there is no such pair, any instances of the layer are chosen."""
     pair = _choose(groups, layer, request, layer.available(now_s), layer.full(now_s))
     return _choose(groups, layer, request, layer, ()) if pair is None else pair
 

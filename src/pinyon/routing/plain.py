@@ -40,7 +40,7 @@ class LeastLoadedTarget(PlainPolicy):
 
 
 class RoundRobinTarget(PlainPolicy):
-    """The target whose last turn is longest ago, then the smaller name: the baseline RR of SkyWalker §5.1."""
+    """The target whose last turn is longest ago; ties go to the smaller name: the baseline RR of SkyWalker §5.1."""
 
     name: ClassVar[str] = "round_robin"
 

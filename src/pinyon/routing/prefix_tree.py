@@ -1,4 +1,4 @@
-"""The available target that was sent the longest prefix: SkyWalker's own policy (§3.2, Listing 1 line 21)."""
+"""SkyWalker's own policy: the available target that was sent the longest prefix (§3.2, Listing 1 line 21)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinyon.routing.target import Routed, Target, near_least_full
 
 @dataclass(frozen=True, slots=True)
 class PrefixTreeSettings:
-    """Bounds of the trie. If less than ``explore_below`` of a prompt matches, the least busy target gets it (§5.1)."""
+    """Bounds of the trie. If less than ``explore_below`` of a prompt matches, the least full target gets it (§5.1)."""
 
     explore_below: float = 0.5
     chunks_max: int = CHUNKS_MAX
@@ -24,9 +24,9 @@ class PrefixTreeSettings:
 
 
 class LongestPrefix:
-    """The least full target with the longest prefix; among about equally full ones, the nearest.
+    """The target with the longest prefix; among several, the least full; among about equally full ones, the nearest.
 
-    A full target wins if it holds ``explore_below`` of the prompt that no target with room holds."""
+    A full target wins if it holds at least ``explore_below`` of the prompt and no target with room does."""
 
     name: ClassVar[str] = "skywalker"
 
@@ -34,9 +34,9 @@ class LongestPrefix:
         self._settings = settings or PrefixTreeSettings()
         self.trie = PrefixTrie(self._settings.chunks_max, self._settings.records_max)
         self.hit_chunks = 0
-        """Chunks of sent prompts that their targets had been sent before."""
+        """The number of chunks of sent prompts that their targets had been sent before."""
         self.asked_chunks = 0
-        """All chunks of these prompts."""
+        """The number of all chunks of these prompts."""
 
     def add(self, name: str) -> None:
         self.trie.add(name)

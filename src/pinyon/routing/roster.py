@@ -1,26 +1,26 @@
 """The instances that a load balancer knows: those listed now, and those known from before.
 
-A conductor that has just started knows nobody until instances register with it, and so sends an empty or short list.
-That is no news of the others. An instance known from before stays until the conductor has listed it (from then on its
-word counts), says that its list is whole, or a grace time is over. When most known instances are missing at once from
-a list taken as whole, the conductor lost them, for they hardly died together: they stay for the grace time, too."""
+A conductor that has just started knows no instance until some register with it, and so sends an empty or short list.
+That says nothing about the others. An instance known from before stays until the conductor has listed it (from then on,
+its lists count), says that its list is complete, or a grace time is over. If most known instances vanish at once from a
+list taken as complete, the conductor has lost them, as they hardly died together: they stay for the grace time, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 LOST_TOGETHER_MIN = 2
-"""Missing instances at which the conductor is blamed. One alone is believed gone, unless the last list was short."""
+"""Missing instances at which the conductor is blamed. A single one counts as gone unless the last list was short."""
 
 
 class Roster:
-    """The instances that one load balancer knows. While no conductor speaks, all of them stay."""
+    """The instances that one load balancer knows. While no conductor answers, all of them stay."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._listed: frozenset[str] = frozenset()
         self.unconfirmed: frozenset[str] = frozenset()
-        """Instances that are known from before, and not listed."""
+        """Instances that are known from before and have not been listed."""
         self._until_s: float | None = None
         self._short = False
         """True if the last list was incomplete by the conductor's own account."""

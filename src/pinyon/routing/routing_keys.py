@@ -2,8 +2,8 @@
 
 Block keys (:mod:`pinyon.core.block_keys`) depend on weights and KV layout, which two regions need not share. Routing
 keys depend on the model's name, the tenant and the cluster's secret, so a load balancer has one kind of key for its own
-instances and for other regions. Keys choose where a request goes, name no KV and never leave the process. Two prompts
-taken for one cost one prefill, and nothing else.
+instances and for other regions. Keys choose where a request goes, name no KV and never leave the process. If two
+prompts collide, that costs one prefill, and nothing else.
 
 ``key[i] = XXH3_64(key[i-1] + chunk i)``, and the chain starts from :func:`routing_root`. Equal keys mean equal
 prefixes. A chunk consists of tokens where there is a tokenizer, and of bytes for servers that have their own; a last
@@ -32,7 +32,7 @@ def routing_root(model: str, tenant: str, secret: bytes = b"", cache_salt: str =
     """Returns the start of the key chain for a tenant's prompts for a model.
 
     Fields are length-prefixed, so no two combinations collide. ``secret`` is the cluster's: without it, nobody can make
-    prompts that meet another's in a trie."""
+    prompts that collide with another's in a trie."""
     parts = ("pinyon-route-v1", model, tenant, cache_salt)
     data = b"".join([len(raw).to_bytes(4, "little") + raw for raw in [part.encode("utf-8") for part in parts]])
     return hmac.digest(secret, data, "sha256")[:KEY_BYTES] if secret else xxh3_64_digest(data)

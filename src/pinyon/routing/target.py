@@ -1,6 +1,6 @@
 """The state that a load balancer keeps of one target: an instance of its region, or another region.
 
-With it come the parts of a request that a choice among targets depends on, and the choices by load alone."""
+Also here: the parts of a request that determine the choice among targets, and the choices by load alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pinyon.routing.routing_keys import KEY_BYTES
 
 UNKNOWN: Final = -1
 NEAR: Final = 1.1
-"""Targets up to this many times as full as the least full target are as good if they are nearer."""
+"""Targets up to this many times as full as the least full one count as equally good if they are nearer."""
 
 
 class Routed(NamedTuple):
-    """The parts of a request that its route depends on."""
+    """The parts of a request that determine its route."""
 
     keys: bytes = b""
     """Packed routing keys of the prompt."""
@@ -31,18 +31,17 @@ class Routed(NamedTuple):
 
 @dataclass(slots=True)  # a frozen dataclass takes five times as long to create
 class Report:
-    """The load of a target in requests, reported or probed; :data:`UNKNOWN` where it did not say. Never changed.
+    """The load of a target in requests, reported or probed; :data:`UNKNOWN` for what it did not say. Never changed.
 
     For an instance, ``pending`` counts accepted requests for which its batch has no room, without those in prefill
-    (SkyWalker §3.3). For a region, ``pending`` is its load balancer's queue, and ``room`` is what that one grants us.
-    """
+    (SkyWalker §3.3). For a region, ``pending`` is its load balancer's queue, and ``room`` is what it grants us."""
 
     pending: int = UNKNOWN
     running: int = UNKNOWN
     room: int = UNKNOWN
-    """Further requests that the target could take without letting them wait."""
+    """Further requests that the target could take without making them wait."""
     received: int = UNKNOWN
-    """Our requests received since the target began to count; those still under way are in no other number."""
+    """Our requests that the target has received since it began to count; no other number contains those under way."""
     available: int = UNKNOWN
     """Instances with room, for a region only."""
     instances: int = UNKNOWN
@@ -55,13 +54,13 @@ class Target:
 
     name: str
     capacity: int = 0
-    """Requests in its batch, or instances of a region, to which the load is compared. 0: the target did not say."""
+    """The batch size of an instance, or the number of a region's instances; 0: the target did not say."""
     distance_s: float = 0.0
     """Measured round-trip time in seconds; 0 within the region."""
     region: str = ""
     """The region of the target if it is another one. A region may have several load balancers."""
     batches: bool = True
-    """True if the target generates and so has a batch; an instance that only computes prompts has none."""
+    """True if the target generates and so has a batch; an instance that only computes prompts has no batch."""
     live: bool = True
     """True while the target answers. Its cache may survive a time without answers."""
     draining: bool = False
@@ -71,7 +70,7 @@ class Target:
     sent: int = 0
     """All our requests that were sent to the target and that it counts."""
     sent_before: int = 0
-    """The value of ``sent`` when the last report was made, as far as we know."""
+    """The value of ``sent`` when the last report was made, as far as known."""
     ended: int = 0
     """Our requests that ended since the last report."""
     report: Report = field(default_factory=Report)
@@ -79,12 +78,12 @@ class Target:
 
     @property
     def unseen(self) -> int:
-        """Our requests that the last report does not contain, at most those outstanding."""
+        """Our requests that the last report does not contain; at most those outstanding."""
         return min(self.outstanding, self.sent - self.sent_before)
 
     @property
     def load(self) -> int:
-        """All requests at the target as far as we know, ours and others'."""
+        """All requests at the target, ours and others', as far as known."""
         report, outstanding = self.report, self.outstanding
         if report.running == UNKNOWN:
             return outstanding

@@ -1,4 +1,4 @@
-"""Requests that were sent to another load balancer and had not arrived at its last report."""
+"""Requests sent to another load balancer that had not arrived at the time of its last report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 
 KEPT_MAX = 1 << 16
-"""Requests per load balancer that it has not counted yet; older ones are taken as arrived."""
+"""The maximum number of uncounted requests kept per load balancer; older ones are assumed to have arrived."""
 
 
 class UnderWay:
     """The requests under way to each load balancer.
 
-    It reports arrivals of all models together, but credits for each model. Requests of one session arrive in order."""
+    A report counts arrivals of all models together, but credits are per model. A session's requests arrive in order."""
 
     def __init__(self) -> None:
         self._models: defaultdict[str, deque[str]] = defaultdict(deque)
@@ -25,13 +25,13 @@ class UnderWay:
             self._next_arrives(name)
 
     def told(self, name: str, received: int) -> Mapping[str, int]:
-        """Returns how many are under way by model, if any, once ``received`` of ours arrived in this session."""
+        """Returns how many requests are under way, by model, once ``received`` of ours have arrived in this session."""
         while self._models[name] and self._arrived[name] < received:
             self._next_arrives(name)
         return Counter(self._models[name])
 
     def forget(self, name: str) -> None:
-        """Forgets a session that has ended; the next one counts from 0."""
+        """Forgets a session that has ended; the next session counts from 0."""
         self._models.pop(name, None)
         self._arrived.pop(name, None)
 

@@ -1,6 +1,6 @@
-"""The check of who may call which method: one table per server.
+"""The check that a caller may call a method: one table per server.
 
-It applies only to connections with client certificates. Without TLS nobody has an identity, and everybody may call."""
+It applies only to connections with client certificates. Without TLS, callers have no identity, and all may call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pinyon.runtime.interceptors import Behaviour, Interceptor
 from pinyon.runtime.logging import get_logger
 
 Callers = Mapping[str, frozenset[str]]
-"""The roles that may call a method, by the method's name."""
+"""The roles that may call each method, by the method's name."""
 
 MEMBERS = frozenset(ROLES)
 """All callers with a certificate of the cluster."""
@@ -52,7 +52,7 @@ class Refusals:
 
 
 def caller_check(table: Mapping[str, frozenset[str]]) -> Interceptor:
-    """Returns the check. ``table`` maps ``/package.Service/Method`` to roles; a method that is not there is nobody's.
+    """Returns the check. ``table`` maps ``/package.Service/Method`` to roles; nobody may call other methods.
 
     A call raises :class:`Unauthenticated` or :class:`PermissionDenied` if its caller has none of the roles."""
     refusals = Refusals(_log, time.monotonic)

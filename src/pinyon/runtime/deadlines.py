@@ -27,8 +27,8 @@ class Deadlines:
     """The deadlines of one event loop, by its clock; see :func:`deadlines_of`.
 
     This is a hashed timing wheel (Varghese and Lauck, SOSP '87, scheme 6) whose slots are made when they are needed.
-    Setting and removing a deadline are one dictionary operation each, however many there are. None is early, and none
-    is noticed later than by ``TICK_S``."""
+    Setting or removing a deadline is one dictionary operation, however many there are. No deadline is noticed early,
+    nor more than ``TICK_S`` late."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -81,7 +81,7 @@ _latest: Deadlines | None = None
 
 
 def deadlines_of(loop: asyncio.AbstractEventLoop) -> Deadlines:
-    """Returns the deadlines that all share on this loop. Loops that run in turns get new ones at each turn."""
+    """Returns the deadlines that all callers share on this loop. Loops that run in turn get new ones at each turn."""
     global _latest
     if _latest is None or _latest.loop is not loop:
         _latest = Deadlines(loop)
@@ -145,7 +145,7 @@ class TimeLimit:
         self._cancelling = task.cancelling()
         if self._seconds < inf:
             loop = task.get_loop()
-            deadlines = _latest  # checked without a call, as each request does this
+            deadlines = _latest  # checked without a call, as every request does this
             if deadlines is None or deadlines.loop is not loop:
                 deadlines = deadlines_of(loop)
             self._deadlines = deadlines

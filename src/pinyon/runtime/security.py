@@ -59,8 +59,8 @@ NO_SECURITY = Security()
 def load_security(settings: ServiceSettings, role: str = "") -> Security:
     """Loads the settings' files. The certificate must be for the ``role``, if given, and the settings' instance id.
 
-    Raises :class:`InvalidArgument` for another's certificate, or a file that cannot be used (``field`` names the
-    setting)."""
+    Raises :class:`InvalidArgument` if the certificate is another process's, or a file cannot be used (``field`` names
+    the setting)."""
     secret = read_secret(Path(settings.cluster_secret_file)) if settings.cluster_secret_file else b""
     if not settings.has_tls:
         return Security(secret=secret, channels=Channels())
@@ -73,7 +73,7 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
             f"{settings.tls_cert} is that of {own}, and this is {role} {settings.instance_id}".rstrip(),
             field="tls_cert",
         )
-    Identity(own.role, settings.instance_id)  # raises for an id that no certificate can name, as no peer would find it
+    Identity(own.role, settings.instance_id)  # raises for an id that no certificate can name: no peer would find it
     return Security(tls, secret, Channels(tls))
 
 

@@ -1,8 +1,8 @@
 """Prometheus counters and histograms for one thread, at a tenth of the cost of those for any thread.
 
 ``prometheus_client``'s own take a lock and check their arguments at every step, 1 to 2 µs each; a request has ten.
-These are changed by one thread, with one operation of a dictionary. Another thread may read them, and may miss what is
-counted at that moment. Labels must have few values, as series are never removed. Times at which series began
+Those here are changed by one thread, with one dictionary operation per step. Another thread may read them, and may miss
+a step of that moment. Labels must have few values, as series are never removed. The times at which series began
 (``_created``) are not shown."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Count:
     """A counter that shows what :class:`prometheus_client.Counter` would."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: CollectorRegistry) -> None:
-        """Takes the ``name`` with or without ``_total``, which is shown behind it in any case."""
+        """Takes the ``name`` with or without ``_total``, which is appended to it in any case."""
         self._name, self._text, self._labels = name.removesuffix("_total"), text, tuple(labels)
         self._counts: dict[Labels, int] = {} if labels else {(): 0}
         registry.register(cast("Collector", self))

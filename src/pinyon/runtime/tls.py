@@ -39,8 +39,8 @@ class Material:
 def read_material(certificate: Path, key: Path, ca: Path, now_s: float) -> Material:
     """Reads the three files and checks that they belong together, at the Unix time ``now_s``.
 
-    Raises :class:`InvalidArgument` if a file cannot be read or used (``field`` names the setting) or the key is another
-    certificate's. So it does if the certificate has ended, is not of this authority, or names no role and instance."""
+    Raises :class:`InvalidArgument` for a file that cannot be read or used (``field`` names the setting), or another
+    certificate's key. It refuses a certificate that expired, has another authority, or names no role and instance."""
     raw = (
         read_file(certificate, FILE_BYTES_MAX, "tls_cert"),
         read_file(key, FILE_BYTES_MAX, "tls_key"),
@@ -106,9 +106,9 @@ class Tls:
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             """Returns a new configuration after a renewal, else None; gRPC core's threads call this at each handshake.
 
-            It must never return the same configuration again. The core then frees, without a lock, what other
-            handshakes may be reading at that moment; eight clients that dialled on and on crashed the process. With a
-            renewal, once in weeks, that moment still exists: within some 100 ns of another handshake's start."""
+            It must never return the same configuration twice. The core would then free, without a lock, what other
+            handshakes may be reading at that moment; eight clients that kept connecting crashed the process so. A
+            renewal, once in weeks, still has such a moment: within some 100 ns of another handshake's start."""
             nonlocal given
             newest = self.material
             if given is newest:
@@ -147,7 +147,7 @@ def _client_context(material: Material, certificate: Path, key: Path) -> ssl.SSL
 
 
 def client_credentials(folder: Path) -> grpc.ChannelCredentials:
-    """Returns credentials for clients' programs, from a folder of ``pinyon certs``, or one with only ``ca.crt``.
+    """Returns credentials for clients' programs, from a folder of ``pinyon certs`` or one with only ``ca.crt``.
 
     Raises :class:`InvalidArgument` if the files cannot be used."""
     authority, own, private = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"

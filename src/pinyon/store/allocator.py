@@ -1,6 +1,6 @@
 """An allocator of offsets in a pool of bytes: best fit over the holes, with neighbours merged at once. Pure.
 
-Beside it is the room that idle objects, which nobody reads, would give to others."""
+It comes with an account of idle objects, which nobody reads, and of the room that they would give to others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 NO_RUN_S = 1.0
-"""The seconds for which it is believed that no idle objects side by side make room for an object of some size."""
+"""The seconds for which it is assumed that no neighbouring idle objects make room for an object of some size."""
 
 
 class OffsetAllocator:
@@ -125,7 +125,7 @@ class OffsetAllocator:
 
 
 class IdleRoom:
-    """The sizes of the idle objects; it is told of each object that becomes idle or ceases to be."""
+    """The sizes of the idle objects. The caller reports each object that becomes idle or ceases to be."""
 
     def __init__(self, allocator: OffsetAllocator) -> None:
         self._allocator = allocator
@@ -133,7 +133,7 @@ class IdleRoom:
         self._no_run = (float("-inf"), 0)
 
     def count(self, size_bytes: int, change: int) -> None:
-        """Counts an object of this size that became idle (``change`` 1) or is idle no more (-1)."""
+        """Counts an object of this size that became idle (``change`` 1) or is no longer idle (-1)."""
         size = self._allocator.rounded(size_bytes)
         count = self._sizes.get(size, 0) + change
         if count:
@@ -147,10 +147,10 @@ class IdleRoom:
         return max(self._sizes, default=0)
 
     def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[tuple[int, bytes]]) -> list[bytes]:
-        """Returns the keys of neighbouring objects that make room together, as few bytes as possible; or none.
+        """Returns the keys of neighbouring objects that make room together, with as few bytes as possible; or none.
 
-        Offset and key of ``every`` idle object are asked for where they are looked at. That none make room is believed
-        for ``NO_RUN_S``, so that repeated requests do not repeat the search."""
+        ``every``: offset and key of each idle object, read only if needed. If none make room, that is believed for
+        ``NO_RUN_S``, so that repeated requests do not repeat the search."""
         looked_s, refused_bytes = self._no_run
         if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
             return []

@@ -1,4 +1,4 @@
-"""Small duties that must be done although nobody waits for them: each has an end, and an owner that waits for it."""
+"""Small duties that must be done although nobody waits for them: each ends, and has an owner that waits for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """A runner of coroutines that bound themselves (each of ours has a deadline). ``close`` waits for all of them."""
+    """A runner of coroutines that limit their own time (each has a deadline). ``close`` waits for all of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -38,7 +38,7 @@ class Background:
         """Returns the answer to a question that a caller waits for.
 
         The question is shielded: if the caller is cancelled, ``give_back`` gets the answer, because otherwise nobody
-        would know what was granted. The names are for log lines."""
+        would know what was granted. The names appear in log lines."""
         asking: asyncio.Task[T] = self.run(question, name)
         try:
             return await asyncio.shield(asking)
@@ -60,7 +60,7 @@ class Background:
         return len(self._tasks)
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the duties that run; those that take longer are cancelled."""
+        """Waits for running duties; cancels those that take longer than ``timeout_s``."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
         await ended(*self._tasks)

@@ -1,8 +1,8 @@
 """The KV store as its users see it: put and look-up by block key (Mooncake §3.2.2).
 
-A block's place is looked up in Redis, and a :class:`pinyon.store.reader.BlockReader` reads there. A new run's node is
-chosen by rendezvous hashing over the live nodes. After a failure, a node or Redis is left alone for a growing pause.
-The store is a cache, so what cannot be had is a miss."""
+A block's place is looked up in Redis, and a :class:`pinyon.store.reader.BlockReader` reads the block. Rendezvous
+hashing over the live nodes chooses a new run's node. After a failure, a node or Redis is left alone for a growing
+pause. The store is a cache, so a block that cannot be read is a miss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pinyon.transfer import Region, TransferEngine
 PUT_ATTEMPTS = 2
 """The largest number of nodes that are tried for one object."""
 LOOK_KEYS = 512
-"""The number of keys that are looked up at once where mostly only some of the first ones are there."""
+"""The number of keys looked up at once where mostly only some of the first ones are stored."""
 
 _log = get_logger("store")
 
@@ -48,7 +48,7 @@ class StoreClient:
 
     @property
     def losses(self) -> int:
-        """The number of times that a call found nodes to be gone, with all that they held."""
+        """The number of times that a call found nodes gone, with all that they held."""
         return self._directory.losses
 
     async def close(self) -> None:
@@ -74,13 +74,13 @@ class StoreClient:
     ) -> tuple[PutOutcome, ...]:
         """Stores those ``(key, region, byte offset)`` objects of ``object_bytes`` each that the store lacks.
 
-        Each object's run is named by ``runs``. Objects of one run go to one node, as long as it takes them, in this put
-        and in later ones, because runs of blocks are read as runs. By default the objects of one call are one run. The
-        class of the request they were computed for is ``request_class``; ``places`` are the blocks' places in its
-        prompt (by default they begin it). Returns one outcome per object, in order.
+        ``runs`` names each object's run. Objects of one run go to one node as long as it takes them, in this put and in
+        later ones, because runs are read as a whole. By default, the objects of one call are one run. ``request_class``
+        is the class of the request for which they were computed; ``places`` are the blocks' places in its prompt (by
+        default its beginning). Returns one outcome per object, in order.
 
-        Takes ``timeout_s`` at most, of which each of the nodes tried gets its share. When it returns or raises
-        (cancelled, too), the memory is not read any more. Raises Unavailable if Redis cannot be asked; a failure of a
+        Takes at most ``timeout_s``, of which each of the nodes tried gets its share. When it returns or raises
+        (cancelled, too), the memory is not read any more. Raises Unavailable if Redis cannot be asked; the failure of a
         single object is its outcome, not an error."""
         if object_bytes <= 0 or timeout_s <= 0:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
@@ -133,7 +133,7 @@ class StoreClient:
         places: Sequence[int],
         outcomes: list[PutOutcome],
     ) -> None:
-        """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` in all."""
+        """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` for all nodes."""
         for start in range(0, len(indexes), MAX_KEYS):
             part = indexes[start : start + MAX_KEYS]
             asked_s = self._clock()
@@ -164,7 +164,7 @@ class StoreClient:
     async def leading(
         self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float
     ) -> list[tuple[NodeRecord, int]]:
-        """Returns the nodes that list the first keys without a gap, in order, each with how many keys in a row it has.
+        """Returns the nodes that list the first keys without a gap, in order, each with its number of consecutive keys.
 
         Nothing is leased, so a later read may find less. Raises :class:`Unavailable` if Redis is."""
         deadline = self._clock() + timeout_s

@@ -1,6 +1,6 @@
-"""The metadata's answers, asked for only while Redis answers: after a failure it is left alone for a growing pause.
+"""The metadata's answers. After a failure, Redis is not asked for a pause that grows with each failure.
 
-After the pause, and while a question is not answered soon, one question at a time finds out whether Redis is there."""
+After the pause, and while a question takes long, one question at a time finds out whether Redis answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 2.0
 """The longest pause: there is only one Redis, so its return should be noticed soon."""
 DOUBT_S = 0.5
-"""The seconds after which an unanswered question puts Redis in doubt: then no other question waits for it as long.
+"""The seconds after which an unanswered question puts Redis in doubt, so that no other question waits as long.
 
 It is well above the delay of a busy machine's event loop."""
 
@@ -29,21 +29,21 @@ T = TypeVar("T")
 
 
 class BlockDirectory:
-    """A front for the metadata whose every question raises :class:`Unavailable` if Redis cannot be asked.
+    """A front for the metadata; every question raises :class:`Unavailable` if Redis cannot be asked.
 
-    It raises at once while the failure is fresh, or while another question finds out whether it still holds."""
+    It raises at once while the failure is fresh, or while another question finds out whether Redis answers again."""
 
     def __init__(self, metadata: StoreMetadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
         self._pauses = Avoidance(first_s=FIRST_PAUSE_S, max_s=MAX_PAUSE_S, max_peers=1)
         self._out: list[float] = []
-        """The times at which the questions without an answer yet were asked, in that order."""
+        """The times at which the still unanswered questions were asked, in order."""
         self._nodes: list[NodeRecord] = []
         self._nodes_until_s = float("-inf")
         self._nodes_asked_s = float("-inf")
         self.losses = 0
-        """The number of node lists in which nodes listed before, with all that they held, were missing."""
+        """The number of node lists that lacked nodes listed before; all that these held is lost."""
 
     async def nodes(self) -> list[NodeRecord]:
         """Returns the live nodes, by id; an answer is kept for half a second."""
@@ -62,8 +62,8 @@ class BlockDirectory:
         asked_s = self._clock()
         if asked_s >= self._nodes_until_s:
             nodes = await self._metadata.nodes()
-            # Several may ask at a time, so that none waits for another's failure. An answer to an older question that
-            # comes later would look like a loss.
+            # Several questions may run at a time, so that none waits for another's failure. A late answer to an older
+            # question would look like a loss.
             if asked_s >= self._nodes_asked_s:
                 self.losses += not {node.life for node in self._nodes} <= {node.life for node in nodes}
                 self._nodes, self._nodes_asked_s = nodes, asked_s
@@ -83,7 +83,7 @@ class BlockDirectory:
         except Unavailable:
             self._pauses.failed("redis", self._clock())
             raise
-        except TimeoutError:  # the caller's timeout: a very short one says nothing about Redis
+        except TimeoutError:  # the caller's timeout: a very short timeout says nothing about Redis
             if self._clock() - asked_s > DOUBT_S:
                 self._pauses.failed("redis", self._clock())
             raise Unavailable("Redis: no answer in time") from None

@@ -10,7 +10,7 @@ from pinyon.store.background import Background
 from pinyon.transfer import Access, Grant, Region, RegionDescriptor, TransferEngine
 
 END_S = 30.0
-"""The seconds that ending everything under way may take when the owner stops."""
+"""The seconds that ending all running reads may take when the owner stops."""
 
 _log = get_logger("lease-keys")
 
@@ -37,9 +37,9 @@ class LeaseKeys:
         return grant.descriptor()
 
     def end(self, lease_id: int, over: Callable[[], None]) -> bool:
-        """Ends the lease: its key is refused from now on. Returns False if it was over before.
+        """Ends the lease: its key is refused from now on. Returns False if the lease was over before.
 
-        Once nobody reads by the key any more, ``over`` is called: at once, unless a read is under way. If a read cannot
+        ``over`` is called once nobody reads by the key any more: at once, unless a read is under way. If a read cannot
         be stopped (a defect, logged), ``over`` is not called and the memory stays leased."""
         grant = self._grants.pop(lease_id, None)
         if grant is None:
@@ -59,5 +59,5 @@ class LeaseKeys:
             over()
 
     async def close(self) -> None:
-        """Waits until the reads are over whose leases have ended, for ``END_S`` at most."""
+        """Waits until reads under ended leases are over, for ``END_S`` at most."""
         await self._duties.close(END_S)

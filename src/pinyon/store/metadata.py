@@ -12,17 +12,17 @@ All keys begin with ``pinyon:v1:``. Another version of the layout gets another p
 
 Rules:
 
-- A replica is readable if the record ``node:<node>`` is there *and* names the replica's boot. So the entries of a dead
+- A replica is readable if the record ``node:<node>`` exists *and* names the replica's boot. So the entries of a dead
   or restarted node are void at once, before anybody has cleaned up.
 - A node lists a block after it became readable and unlists it after it is gone. So a reader may find an entry
   without an object (the node says so when asked), but never an object's entry with other bytes behind it.
-- One script writes a life's entries, their index and the number of the change. A Redis that took over with only a
-  part of the changes is noticed at the life's next change or renewal, by the number and the size of the index.
-  Lost single entries are noticed too: the node checks its entries in turn. Then it lists everything again.
-- Every script looks at the record first. A process whose name another one has taken writes nothing any more, and a life
-  that is back is not purged.
+- One script writes a life's entries, their index and the number of the change. If another Redis took over with only a
+  part of the changes, the life's next change or renewal reveals it, by that number and the size of the index.
+  Single lost entries are noticed too: the node checks its entries in turn. Then the node lists everything again.
+- Every script looks at the record first. A process that has lost its name to another one writes nothing any more, and a
+  life that is back is not purged.
 - The index names all entries of a life. Purging a life goes through its index in bounded steps. A node purges its own
-  earlier lives when it starts, and the lives of nodes that have been without a record for a while.
+  earlier lives when it starts, and the lives of nodes that have had no record for a while.
 - A value that does not parse is ignored and counted: Redis is shared, and its content is outside data."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 PREFIX = "pinyon:v1:"
 BATCH = 512
-"""The blocks of one pipeline, which bound one round trip and the memory of its reply."""
+"""The blocks of one pipeline; they bound one round trip and the memory of its reply."""
 MAX_NODES = 1024
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Written:
-    """The changes of this process to the entries of one life, as far as Redis has confirmed them."""
+    """The changes that this process made to the entries of one life, as far as Redis has confirmed them."""
 
     number: int = 0
     """The number of the last change that was sent."""
@@ -70,7 +70,7 @@ class _Written:
 
 
 class StoreMetadata:
-    """The layout above as operations. Every call is bounded in time and raises :class:`Unavailable` if Redis is."""
+    """The layout above as operations. Every call is limited in time, and raises :class:`Unavailable` if Redis is."""
 
     def __init__(self, url: str, *, timeout_s: float = 1.0, max_connections: int = 8, tls: Tls | None = None) -> None:
         """Connects on first use. Raises :class:`InvalidArgument` if the URL is not one."""
@@ -82,7 +82,7 @@ class StoreMetadata:
                 socket_timeout=timeout_s,
                 socket_connect_timeout=timeout_s,
                 health_check_interval=15,
-                # One retry: that the server has closed a pooled connection meanwhile is no failure.
+                # One retry, as it is no failure if the server has closed a pooled connection meanwhile.
                 retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 1),
                 retry_on_error=[RedisConnectionError],
             )
@@ -117,14 +117,14 @@ class StoreMetadata:
 
     @staticmethod
     def _pass_on_cancel(task: asyncio.Task[Any] | None, before: int) -> None:
-        """Raises ``CancelledError`` if a cancellation came meanwhile.
+        """Raises ``CancelledError`` if the task was cancelled meanwhile.
 
         redis-py sends within ``asyncio.wait_for``, which on Python 3.11 may swallow a cancellation."""
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
 
     async def _ask_each(self, command: str, arguments: Iterable[tuple[str, ...]]) -> list[Any]:
-        """Returns the replies to one command with each of these arguments; errors are among them."""
+        """Returns the replies to one command with each of these arguments; the replies to failed ones are errors."""
         async with self._redis.pipeline(transaction=False) as pipe:
             add = getattr(pipe, command)
             for each in arguments:
@@ -139,7 +139,7 @@ class StoreMetadata:
         await self._announced(node, lease_s, take_over=True)
 
     async def renew(self, node: NodeRecord, lease_s: float) -> bool:
-        """Keeps the record alive. Returns False if it or entries are not as we left them: list everything again.
+        """Keeps the record alive. Returns False if it or entries have changed: list everything again.
 
         Raises :class:`FailedPrecondition` if another process has taken the node id."""
         own = self._written.setdefault(node.life, _Written())
@@ -147,7 +147,7 @@ class StoreMetadata:
         state, written, found = await self._announced(node, lease_s, take_over=False)
         if state == scripts.FENCED:
             raise FailedPrecondition(f"another process runs as store node {node.node_id!r}")
-        # A change that was sent meanwhile may or may not be in these figures.
+        # A change that was sent meanwhile may or may not be counted in these figures.
         settled = own.number == number and entries is not None
         if state == scripts.OK and written >= confirmed and (not settled or found == entries):
             return True
@@ -162,7 +162,7 @@ class StoreMetadata:
         return reply
 
     async def leave(self, node: NodeRecord) -> None:
-        """Removes the record (if it is ours): from now on nothing of this life is readable."""
+        """Removes the record (if it is ours): from now on, nothing of this life is readable."""
         await self._ask(self._leave(keys=_keys_of(node.life)[:1], args=[node.boot_id]))
         self._written.pop(node.life, None)
 
@@ -200,7 +200,7 @@ class StoreMetadata:
             await self._change(life, keys[start : start + BATCH], [])
 
     async def restart(self, life: Life) -> None:
-        """Begins the numbers of the changes anew, whatever Redis had; called before everything is listed again."""
+        """Restarts the numbers of the changes, whatever Redis had; called before everything is listed again."""
         await self._change(life, [], [])
 
     async def _change(self, life: Life, removed: Sequence[bytes], listed: Sequence[tuple[bytes, int]]) -> None:
@@ -236,7 +236,7 @@ class StoreMetadata:
         return found
 
     async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
-        """Returns which of these blocks have no entry of this life."""
+        """Returns the blocks among these that have no entry of this life."""
         replies = await self._ask_each("hexists", [(_block(key), str(life)) for key in keys])
         for reply in replies:
             if isinstance(reply, RedisError) and "WRONGTYPE" not in str(reply):
@@ -262,9 +262,9 @@ class StoreMetadata:
         return [Replica(live[str(life)], size) for life, size in sorted(parsed) if str(life) in live]
 
     async def purge(self, life: Life, max_blocks: int) -> int:
-        """Removes up to ``max_blocks`` entries of a life that is over, and returns how many.
+        """Removes up to ``max_blocks`` entries of a life that is over, and returns how many were removed.
 
-        If they are fewer, nothing is left of the life, or it is back."""
+        If fewer were removed, nothing is left of the life, or it is back."""
         node, lives, index, written = _keys_of(life)
         await self._drop_foreign(index)
         purged = 0

@@ -1,14 +1,14 @@
-"""The changes in Redis that are made in one step, as Lua: no other command comes between looking and writing.
+"""The changes in Redis that are made in one step, as Lua: no other command comes between reading and writing.
 
 They work with Redis from 6.2 on and Valkey, on one server and its replicas (a script's keys are not in one hash slot).
-``BOOT``, with which each begins, reads a node's record. A script that writes for a life looks there first. So a process
-whose name another one has taken (the fence) changes nothing, and nobody cleans up a life that is back. A stranger's
-value in the place of one of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata``."""
+Each begins with ``BOOT``, which reads a node's record. A script that writes for a life looks at the record first. So a
+process that has lost its name to another one (the fence) changes nothing, and a life that is back is not cleaned up. A
+foreign value in place of one of our keys counts as nothing and is replaced. The keys: ``pinyon.store.metadata``."""
 
 from __future__ import annotations
 
 OK, FENCED, LOST = 1, -1, 0
-"""The answers of a script: done; another process has the name, or the life is back; data is not as we left it."""
+"""A script's answers: done; another process has the name, or the life is back; the data is not as we left it."""
 
 BOOT = """
 local function text(key)

@@ -41,13 +41,13 @@ class NodeChannels:
 
     @asynccontextmanager
     async def use(self, address: str, name: str = _STORE_NAME) -> AsyncIterator[grpc.aio.Channel]:
-        """Yields a channel that stays open meanwhile. With TLS, ``name`` is what the peer's certificate must say."""
+        """Yields a channel that stays open in the meantime. With TLS, the peer's certificate must have ``name``."""
         if self._closed:
             raise FailedPrecondition("the channels are closed")
         generation = self._source.generation
         shared = self._channels.get((address, name))
         if shared is not None and shared.generation != generation:
-            # A reconnect of this channel would use files that may have ended since.
+            # A reconnect of this channel would use TLS files that may have expired.
             self._replaced.add(self._channels.pop((address, name)))
             shared = None
         if shared is None:

@@ -1,8 +1,8 @@
 """Reads of blocks of another process, a store node or a worker: Acquire, transfer READ, Release.
 
 A reader may use the bytes only if the lease covered the whole read: afterwards the holder may write something else
-there. The reader counts the lease from *before* it asked and the holder from after, so the reader's lease is shorter.
-The reader looks at the clock *after* the bytes arrived, so a reader that was frozen in between uses nothing."""
+there. The reader counts the lease from *before* its request and the holder from after it, so the reader's lease ends
+first. The reader looks at the clock *after* the bytes arrived, so a reader that was frozen meanwhile uses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
 MAX_KEYS = 4096
 """The largest number of keys in one Acquire or PutStart."""
 RELEASE_S = 2.0
-"""The seconds after which a Release is given up: the lease ends by itself."""
+"""The seconds after which a Release is abandoned: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
 """The seconds of lease asked for beyond the read's deadline: a slow answer must not make a good read worthless."""
 
@@ -42,12 +42,12 @@ class Mover(Protocol):
 
 class ReadResult(NamedTuple):
     leading: int
-    """The number of blocks from the first one on that are here as a whole, without a gap."""
+    """The number of blocks, from the first one on and without a gap, that have arrived completely."""
     worked: bool | None
-    """True if the holder did what it said (a miss is fine); False if it answers, but its bytes do not come.
+    """True if the holder kept its word (a miss is fine); False if it answers, but its bytes do not come.
 
-    None if nothing was learned: no time was left to ask, we came back after the lease, or the holder took its key back.
-    The last is a miss: the lease is over for the holder, or it was restarted."""
+    None if nothing was learned: no time was left to ask, the answer was handled after the lease, or the holder withdrew
+    its key. The last counts as a miss: the holder's lease is over, or the holder restarted."""
 
     def raise_for_failure(self) -> None:
         """Raises :class:`DeadlineExceeded` if the bytes did not come."""
@@ -57,7 +57,7 @@ class ReadResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadTerms:
-    """The terms of a read that its holder is told besides the keys.
+    """The terms of a read, which its holder gets besides the keys.
 
     The first key is block ``first_block`` of the request's prompt."""
 
@@ -99,7 +99,7 @@ class BlockReader:
         If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
         end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
         nothing writes to the region any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked.
-        Then no block counts as arrived, even if earlier ones of more than ``MAX_KEYS`` did."""
+        Then no block counts as arrived, even if some of more than ``MAX_KEYS`` keys were read before."""
         if len(keys) != len(offsets):
             raise InvalidArgument("one offset per key is needed", field="offsets")
         deadline = self._clock() + timeout_s
@@ -169,7 +169,7 @@ class BlockReader:
     def _plan(
         reply: kvstore_pb2.AcquireResponse, region: Region, offsets: Sequence[int], block_bytes: int
     ) -> list[TransferRequest]:
-        """Returns a READ for each leading key that is held, as far as the answer makes sense."""
+        """Returns a READ for each leading key that is held, up to the first implausible part of the answer."""
         try:
             segment = segment_from_proto(reply.segment)
         except PinyonError:
@@ -190,6 +190,6 @@ class BlockReader:
         return await self._channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
 
     async def _release(self, address: str, lease_id: int) -> None:
-        """Releases the lease. If this fails, the lease ends by its time."""
+        """Releases the lease. If this fails, the lease expires."""
         if lease_id:
             await self._call(address, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease_id), RELEASE_S)

@@ -2,9 +2,9 @@
 
 With one node per block, each prompt would ask many nodes; with one node per prompt (by its first key), all prompts that
 begin alike would share a node. So a prompt's new blocks go in *runs* of some thousand tokens, and a run's node is
-chosen by its *anchor*: the first of its blocks that the store lacked. What many prompts share is in the store before
-most of them come. So the anchor is a key of their own, wherever in the prompt they part. docs/design/store.md has the
-costs and gains on a trace."""
+chosen by its *anchor*: the first of its blocks that the store lacked. A prefix that many prompts share is in the store
+before most of them come. So each prompt's anchor is a key of its own, wherever the prompts diverge.
+docs/design/store.md has the costs and gains on a trace."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Runs:
 def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
     """Returns the nodes from best to worst for this key, by weighted rendezvous (highest random weight) hashing.
 
-    Every caller ranks the nodes alike without talking to others. A node wins a share of keys that is its share of the
+    Every caller ranks the nodes alike without talking to others. A node's share of the keys is its share of the
     ``weights``, which are positive; their order does not matter. When a node comes, goes or grows, only the objects
-    move that it wins or had (Thaler and Ravishankar, 1998; with weights: Schindelhauer and Schomaker, 2005)."""
+    move that it gains or loses (Thaler and Ravishankar, 1998; with weights: Schindelhauer and Schomaker, 2005)."""
 
     def score(node: str) -> tuple[float, str]:
         # 52 bits and a half make a double between 0 and 1, so that the logarithm is never 0.
@@ -76,7 +76,7 @@ def choose_nodes(
 def leading_runs(holders: Sequence[Set[NodeRecord]], runs_max: int) -> list[tuple[NodeRecord, int]]:
     """Returns the first blocks that are held without a gap, as runs of a holder and its number of blocks.
 
-    The runs are as few as possible, at most ``runs_max``. Of several holders the one with the first id is named."""
+    There are as few runs as possible, at most ``runs_max``. If several nodes hold a run, the first by id is named."""
     runs: list[tuple[NodeRecord, int]] = []
     at = 0
     while at < len(holders) and len(runs) < runs_max:

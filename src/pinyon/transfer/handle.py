@@ -1,4 +1,4 @@
-"""Handles, by which callers learn that their requests have ended: by waiting, awaiting, polling or a callback."""
+"""Handles, by which callers learn that their requests have ended: they wait, await, poll or set a callback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _CANCEL = ChainOutcome(TransferStatus.CANCELLED, Reason.CANCELLED)
 
 Finished = Callable[["TransferHandle", Chain, dict[tuple[TransferStatus, Reason], int], int, float], None]
-"""A call with the handle, the chain, requests made final by it per outcome, bytes moved, time of submission."""
+"""A function of the handle, the chain, the requests that it ended by outcome, bytes moved, and time of submission."""
 
 
 class TransferHandle:
@@ -74,7 +74,7 @@ class TransferHandle:
             chain.stop(outcome)
 
     def abandon(self) -> None:
-        """Ends all because the submitter is interrupted, as by Ctrl-C; on return nothing touches local memory."""
+        """Ends everything when the submitter is interrupted, as by Ctrl-C; on return, nothing touches local memory."""
         if self._chains:
             self._stop(SHUTDOWN)
             self.wait()
@@ -89,7 +89,7 @@ class TransferHandle:
 
     @property
     def done(self) -> bool:
-        """True when all requests are final. Reading it also enforces the deadline, so polling ends."""
+        """True when all requests are final. Reading this also enforces the deadline, so polling ends."""
         if not self._finished and self._clock() > self._deadline:
             self._stop(LATE)
         return self._finished
@@ -106,9 +106,9 @@ class TransferHandle:
         self._stop(_CANCEL)
 
     def add_done_callback(self, callback: Callable[[TransferHandle], None]) -> None:
-        """Calls ``callback(handle)`` when all requests are final; at once if they are.
+        """Calls ``callback(handle)`` when all requests are final; at once if they already are.
 
-        It runs in a transport thread and must be short; an exception that it raises is logged."""
+        The callback runs in a transport thread and must be short; an exception that it raises is logged."""
         with self._lock:
             if not self._finished:
                 self._callbacks.append(callback)
@@ -118,8 +118,8 @@ class TransferHandle:
     def wait(self, timeout_s: float | None = None) -> list[TransferResult]:
         """Waits until all requests are final, and returns their results.
 
-        At the deadline, or ``timeout_s`` from now if that is sooner, the rest is stopped, to end as TIMEOUT. What
-        runs then is waited for until it has let go of local memory."""
+        At the deadline, or ``timeout_s`` from now if that is sooner, the unfinished requests are stopped and end as
+        TIMEOUT. This waits until running ones no longer use local memory."""
         with self._lock:
             if self._finished:
                 return self._state.results()
@@ -133,7 +133,7 @@ class TransferHandle:
     async def wait_async(self, timeout_s: float | None = None) -> list[TransferResult]:
         """Waits like :meth:`wait`, for asyncio. When the task is cancelled, so are the transfers.
 
-        The cancellation comes through after they have let go of the local memory."""
+        The cancellation is raised after they have let go of the local memory."""
         if self._finished:
             return self.results()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Small transfers, moved by their callers: one request over an endpoint that lies ready, without a chain."""
+"""Small transfers, moved by their callers: one request over an endpoint that is ready, without a chain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinyon.transfer.types.segment import KEY_BYTES, SegmentDescriptor
 
 
 class Trip:
-    """One request on the short way, with the endpoint that it has to itself."""
+    """One request on the short way, with an endpoint of its own."""
 
     __slots__ = ("deadline", "endpoint", "peer", "region", "request", "started", "way")
 
@@ -77,9 +77,9 @@ class SmallTransfers:
     def set_out(
         self, requests: Sequence[TransferRequest], timeout_s: float | None, most_bytes: int = SMALL_BYTES
     ) -> Trip | None:
-        """Checks a single request and takes an endpoint that lies ready. Here every call shows in the latency.
+        """Checks a single request and takes a ready endpoint. Every call here adds to the latency.
 
-        Returns None if nothing was done: the request has to go the long way, which also says what is wrong with it."""
+        Returns None if nothing was done: the request must go the long way, which also reports any error in it."""
         if len(requests) != 1 or (timeout_s is not None and not timeout_s > 0):
             return None
         request = requests[0]
@@ -117,7 +117,7 @@ class SmallTransfers:
         return Trip(request, region, peer, way, endpoint, started, started + timeout_s)
 
     def run(self, trip: Trip, *, waits: bool) -> ChainOutcome | None:
-        """Runs ``Endpoint.move``, or ``begin`` if not ``waits``. It also returns None if the way was shut."""
+        """Runs ``Endpoint.move``, or ``begin`` if not ``waits``. Also returns None if the way was shut."""
         if not self._submissions.running or not trip.way.open:
             return None
         opcode, _, local_offset, _, key, remote_offset, length = trip.request
@@ -137,7 +137,7 @@ class SmallTransfers:
                 outcome = self.run(trip, waits=True)
         except EXPECTED as error:
             outcome, again = failure_of(error, endpoint)
-        except BaseException:  # Ctrl-C, or a defect: how far the transfer came is not known
+        except BaseException:  # Ctrl-C, or a defect: how much was transferred is not known
             self.give_up(trip, TransferStatus.CANCELLED, Reason.SHUTDOWN)
             raise
         finally:
@@ -148,11 +148,11 @@ class SmallTransfers:
     def conclude(
         self, trip: Trip, outcome: ChainOutcome | None, again: bool, start: Callable[[Chain], None]
     ) -> TransferHandle | list[TransferResult] | None:
-        """Ends a trip with its outcome. ``again``: a fresh endpoint may do, on which ``start`` begins.
+        """Ends a trip with its outcome. ``again``: a fresh endpoint may do; ``start`` begins its chain.
 
-        Returns the result; a handle if a chain goes on with the request; None if it has to go the long way."""
+        Returns the result; a handle if a chain goes on with the request; None if it must go the long way."""
         way, endpoint = trip.way, trip.endpoint
-        if self._peers.moving.pop(endpoint, None) is None:  # it was given up, and counted as such
+        if self._peers.moving.pop(endpoint, None) is None:  # the trip was given up, and counted as such
             endpoint.close(hard=True)
             return [TransferResult(TransferStatus.TIMEOUT, 0, Reason.DEADLINE)]
         if outcome is DONE:
@@ -198,7 +198,7 @@ class SmallTransfers:
             return self.ended(trip, TransferStatus.REFUSED, Reason(outcome.refusals[0]))
 
     def give_up(self, trip: Trip, status: TransferStatus, reason: Reason) -> None:
-        """Ends a trip in mid-transfer."""
+        """Ends a trip in the middle of its transfer."""
         if self._peers.moving.pop(trip.endpoint, None) is None:
             trip.endpoint.close(hard=True)
         else:

@@ -1,4 +1,4 @@
-"""One cache of equal blocks and its eviction policy. For replays: nothing is pinned."""
+"""One cache of equal blocks and its eviction policy, for replays, in which nothing is pinned."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Cache:
     """A cache of ``capacity`` blocks; block ids are any integers.
 
     Between :meth:`tell` and :meth:`shrink` more blocks may be resident than fit. The policy, or the one that ``learns``
-    in its place, learns where something is evicted, as in services: earlier it would learn from a cache that is not
-    full yet."""
+    in its place, learns only when something is evicted, as in services. Earlier, it would learn from a cache that is
+    not full yet."""
 
     def __init__(self, policy: Chooser, capacity: int, learns: object = None) -> None:
         if capacity <= 0:
@@ -71,7 +71,7 @@ def leading_run(blocks: Sequence[int], inside: Container[int]) -> int:
 
 
 def endless_hits(requests: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Yields for each request the number of its blocks that a cache finds that never evicts."""
+    """Yields for each request how many of its blocks are found by a cache that never evicts."""
     seen: set[int] = set()
     for blocks in requests:
         yield leading_run(blocks, seen)
@@ -79,7 +79,7 @@ def endless_hits(requests: Iterable[Sequence[int]]) -> Iterator[int]:
 
 
 def each_once(blocks: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the distinct blocks of a request with their places; a repeated block counts where it is first."""
+    """Returns the distinct blocks of a request with their places; a repeated block counts at its first place."""
     if len(set(blocks)) == len(blocks):
         return blocks, range(len(blocks))
     first: dict[int, int] = {}

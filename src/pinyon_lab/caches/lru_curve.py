@@ -1,10 +1,10 @@
 """Hits of LRU at every capacity, from one pass over the requests.
 
-A cache holds the top of one stack, whatever its capacity. The reason is that LRU orders by the last use, and all blocks
-of a request are used, the deepest first, before any eviction (:mod:`pinyon_lab.caches.replay`). So a block is resident
-where its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage hierarchies",
-1970). It is a hit where that is so of all blocks before it, too: where the capacity is at least the greatest of their
-places."""
+Whatever its capacity, an LRU cache holds the top of one stack. The reason is that LRU orders by last use, and all
+blocks of a request are used, the deepest first, before any eviction (:mod:`pinyon_lab.caches.replay`). So a block is
+resident if its place in the stack is at most the capacity (Mattson et al., "Evaluation techniques for storage
+hierarchies", 1970). It is a hit if this also holds for all blocks before it: that is, if the capacity is at least the
+greatest of their places."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LruCurve:
         self.unique_blocks = len(last)
         ends, least = np.array(begun, np.int64), np.array(before, np.int64)
         followed = _count_at_least(np.array(uses, np.int64), ends, least)
-        # from 1, the top of the stack: after the different blocks that were used since; unused ones are below all
+        # from 1, the top of the stack: after the different blocks used since then; blocks never used are below all
         places = np.where(least > 0, ends - least + 1 - followed, len(uses) + 1)
         request = np.repeat(np.arange(len(requests)), [len(blocks) for blocks in requests])
         apart = request * (len(uses) + 2)

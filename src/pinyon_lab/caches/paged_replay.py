@@ -1,8 +1,8 @@
 """A trace replayed without time through the books of a worker with two tiers: hits in each tier, and block moves.
 
-It is like :mod:`pinyon_lab.caches.replay`, but for the limits of a worker. A request's own blocks are in use while it
-is served, and cannot be evicted. Blocks beyond the pool's size are not kept. Blocks behind a gap are not used but
-recomputed."""
+It differs from :mod:`pinyon_lab.caches.replay` in the limits of a worker. A request's own blocks are in use while the
+request is served, and cannot be evicted. Blocks beyond the pool's size are not kept. Blocks after a gap are recomputed,
+not used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pinyon.paging.second_tier import NO_SLOT, SecondTier
 
 
 class TierReplay:
-    """A worker's books: a pool of ``capacity`` blocks, a second tier of ``dram`` blocks; copies take no time."""
+    """The books of a worker: a pool of ``capacity`` blocks, a second tier of ``dram`` blocks; copies take no time."""
 
     def __init__(self, choice: str, capacity: int, dram: int) -> None:
         self._below = SecondTier(dram, EVICTION_POLICIES.make(choice), swaps_out_max=capacity)

@@ -6,12 +6,12 @@ There are three kinds:
   the longest leading run that is resident *there*; a block may be on several nodes.
 - The *global* pool: one cache as large as all nodes together, with one order. A hit is a block of the longest leading
   run that is resident anywhere.
-- The *coldest* node evicts: the global pool without a global order, with the same hits.
+- The *coldest* node evicts: a pool like the global one, but without a global order; hits are counted in the same way.
 
-All else is as in :mod:`pinyon_lab.caches.replay`; with one node, all three kinds equal that replay.
+All other rules are those of :mod:`pinyon_lab.caches.replay`; with one node, all three kinds equal that replay.
 
-Each node has a policy of its own. A policy that learns (``workload_aware``) knows its node alone, so that its worth
-compares badly with that of another node. ``belady`` knows when a block is used next, not where."""
+Each node has a policy of its own. A policy that learns (``workload_aware``) knows only its node, so its worths compare
+badly with those of other nodes. ``belady`` knows when a block is used next, but not where."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pinyon_lab.caches.cache import Cache, Chooser, each_once, leading_run
 from pinyon_lab.caches.replay import CacheReplay, MakePolicy, Replaying
 
 Router = Callable[[int, int, int, Sequence[int]], int]
-"""A function that returns a node for a request, by the number of its blocks, and of its longest leading run on a node.
+"""A function that chooses a node for a request. It gets the numbers of its blocks and of its longest run on any node.
 
-Bit n of the third argument, ``holders``, says that node n has this run (all bits: there is none). Each node's load is
-in the last one, ``asked``: the blocks of the requests that ran there so far."""
+Bit n of the third argument, ``holders``, says that node n has this run (all bits: there is none). The last one,
+``asked``, has the load of each node: the number of blocks of the requests that ran there so far."""
 
 
 def in_turn() -> Router:
@@ -46,8 +46,8 @@ def in_turn() -> Router:
 class CacheAffinityRouter:
     """A router to the node with the longest leading run; ties go to the least load, then to the lowest number.
 
-    Where all requests begin alike, one node has the longest run of every new request. A run counts from the share
-    ``min_share`` of the request's blocks on, in [0, 1]; requests with shorter ones go to the node with the least load.
+    If all requests begin alike, one node has the longest run of every new request. So a run counts only from the share
+    ``min_share`` of the request's blocks on, in [0, 1]; requests with shorter runs go to the node with the least load.
     """
 
     min_share: float = 0.0
@@ -64,8 +64,8 @@ class CacheAffinityRouter:
 class LastCopies:
     """A policy that evicts, among the next ``look_ahead`` victims of ``policy``, the first that has a copy elsewhere.
 
-    If none has a copy, the first victim goes. Victims that are passed over keep their order and are next again. For
-    ``policy`` they are gone: if a request uses one meanwhile, the policy is told that it was stored."""
+    If none has a copy, the first victim goes. Victims that are passed over keep their order and are next again. To
+    ``policy`` they are gone: if a request uses one meanwhile, the policy is told that the victim was stored."""
 
     def __init__(self, policy: Chooser, elsewhere: Callable[[int], bool], look_ahead: int) -> None:
         self._policy = policy
@@ -213,10 +213,10 @@ class Drawn:
 class Coldest:
     """A pool that has each block on one node, and draws ``candidates`` nodes for each new block.
 
-    The block goes to the candidate with the most room. Where all are full, it goes to the one whose next victim is
-    worth least (:meth:`EvictionPolicy.peek`, as it was before the request). Ties go to the candidate that got the
-    fewest blocks of this request. Then each node evicts by its own order. With two candidates a pool is nearly as good
-    as with one order ("the power of two choices"); with one, blocks go anywhere."""
+    The block goes to the candidate with the most room. If all are full, it goes to the one whose next victim is worth
+    least (:meth:`EvictionPolicy.peek`, as it was before the request). Ties go to the candidate that got the fewest
+    blocks of this request. Then each node evicts by its own order. With two candidates, a pool is nearly as good as
+    with one global order ("the power of two choices"); with one candidate, blocks go anywhere."""
 
     def __init__(self, make: MakePolicy, size: PoolSize, drawn: Drawn) -> None:
         self._candidates = min(drawn.candidates, size.nodes)
@@ -287,7 +287,7 @@ class CachePool(Replaying, Protocol):
 
 
 class Kind(NamedTuple):
-    """A kind of pool: whether it has local caches, which may look for last copies, and the function that makes one."""
+    """A kind of pool: whether it has local caches, which can look for last copies, and the function that makes one."""
 
     local: bool
     made: Callable[[MakePolicy, PoolSize, int], CachePool]
@@ -325,11 +325,11 @@ Build = Callable[[MakePolicy], CachePool]
 def pool(router: str, size: PoolSize, last_copies: int = 0) -> Build:
     """Returns a builder of pools for :func:`~pinyon_lab.caches.replay.replayed`.
 
-    A victim with another copy is looked for among the next ``last_copies`` ones. Raises ``ValueError`` for an unknown
-    router or bad settings."""
+    Victims with another copy are looked for among the next ``last_copies``. Raises ``ValueError`` for an unknown router
+    or bad settings."""
     if not 0 <= last_copies <= LOOK_AHEAD_MAX:
         raise ValueError(f"last copies are looked for among at most {LOOK_AHEAD_MAX} victims, got {last_copies}")
     kind = POOLS.make(router)
     if last_copies and not kind.local:
-        raise ValueError("last copies are looked for in local caches: here each block is there once")
+        raise ValueError("last copies are looked for in local caches: in this pool, each block exists once")
     return lambda make: kind.made(make, size, last_copies)

@@ -1,9 +1,9 @@
-"""A cache of equal blocks, replayed without time: which of the requested blocks a policy keeps.
+"""A cache of equal blocks, replayed without time, which shows how many of the requested blocks a policy keeps.
 
 The rules are simple to repeat. A hit is a block of the longest leading run that is resident. Then all blocks of the
-request are used or stored; resident blocks behind a gap count as misses, and are used. Then the policy evicts until the
-resident blocks fit; the request's own blocks are not spared. Service takes no time. Deeper blocks are told first, so
-that they are evicted first where a policy has no opinion."""
+request are used or stored; resident blocks after a gap count as misses, but are used. Then the policy evicts until the
+resident blocks fit; the request's own blocks are not spared. Service takes no time. The policy is told of deeper blocks
+first, so that they are evicted first if it has no preference."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pinyon_lab.policies.eviction import RankedPolicy
 class Belady(RankedPolicy[Key]):
     """Belady's policy: evicts the key whose next use is farthest away.
 
-    ``next_use`` returns when a key that is stored or used now will be used again (``inf``: never). Among keys with the
-    same next use the deepest goes first. The worth of a key is the time to its next use, negated."""
+    ``next_use`` returns the time of the next use of a key that is stored or used now (``inf``: never). Among keys with
+    the same next use, the deepest goes first. The worth of a key is minus the time to its next use."""
 
     def __init__(self, next_use: Callable[[Key], float]) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class CacheReplay(Cache):
 
 
 class Future:
-    """The requests to come, for Belady alone: the number of the next request that uses a block of the present one."""
+    """The requests to come, for Belady alone: for each block of the present request, the number of its next request."""
 
     def __init__(self, requests: Sequence[Sequence[int]]) -> None:
         self.present = -1
         """The number of the present request; it only rises."""
         self._uses: dict[int, list[int]] = {}
-        """The numbers of the requests that use each block, the next one last; those of the past go when asked for."""
+        """The numbers of the requests that use each block, the next one last; past ones are removed when asked for."""
         for number in range(len(requests) - 1, -1, -1):
             for block in requests[number]:
                 self._uses.setdefault(block, []).append(number)
@@ -110,7 +110,7 @@ class CacheRequest(NamedTuple):
 def replay(
     requests: Sequence[CacheRequest], choice: str, capacity: int, progress: Callable[[int], None] = lambda _: None
 ) -> CacheReplay:
-    """Returns a cache after all of the requests, in order, with the policy of that choice; see :func:`replayed`."""
+    """Returns a cache with the chosen policy after all of the requests, in order; see :func:`replayed`."""
     return replayed(requests, choice, lambda make: CacheReplay(make(), capacity), progress)[0]
 
 
@@ -120,10 +120,10 @@ def replayed(
     build: Callable[[MakePolicy], Replay],
     progress: Callable[[int], None] = lambda _: None,
 ) -> tuple[Replay, list[int]]:
-    """Returns what ``build`` makes, after all of the requests in this order, and the hits of each request.
+    """Returns the cache that ``build`` makes, after all of the requests in this order, and the hits of each request.
 
-    The argument of ``build`` makes policies of the choice; ``belady`` sees nothing beyond the requests. Now and then
-    ``progress`` is called with the number of requests done. Raises ``ValueError`` for an unknown choice."""
+    The argument of ``build`` makes policies of the choice; ``belady`` sees nothing beyond the requests. Now and then,
+    ``progress`` is called with the number of finished requests. Raises ``ValueError`` for an unknown choice."""
     future = Future([each.blocks for each in requests]) if choice == BELADY else None
     cache = build(lambda: EVICTION_POLICIES.make(choice) if future is None else Belady(future.next_use))
     hits = []

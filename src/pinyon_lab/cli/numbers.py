@@ -13,7 +13,7 @@ from pinyon_lab.simulator.regions.day import ON_DEMAND, RESERVED
 REFERENCE = "prefill-reference"
 INSTANCES_MAX = 1 << 16
 WARM_UP = 500
-"""The default number of first requests that do not count, as caches are empty at first."""
+"""The default number of first requests that do not count, as caches are empty at the start."""
 _TOGETHER = "these two go together (default: none)"
 
 
@@ -51,27 +51,27 @@ NUMBERS: Mapping[str, NumberOption] = {
     ),
     "--clients": NumberOption(
         "N",
-        "so many clients, each of which sends when it has its answer (default: requests come at their times)",
+        "number of clients; each sends when it has its answer (default: requests come at their times)",
         *(0, 1 << 20, 0),
     ),
     "--timeout": NumberOption("S", "a request fails after this (default 600)", 1e-3, 1e6, 600.0),
     "--in-flight-max": NumberOption(
-        "N", "so many requests at a time; further ones wait in this program (default 4096)", 1, 1 << 20, 4096
+        "N", "most requests at a time; further ones wait in this program (default 4096)", 1, 1 << 20, 4096
     ),
     "--pipeline": NumberOption(
         "X", "nodes of each prefill instance, each with the machine's memory, pool and NICs (default 1)", 1, 1024, 1
     ),
     "--max-batch": NumberOption("N", "requests decoded at once (default 256)", 1, 1 << 16, 256),
-    "--step-tokens": NumberOption("N", "tokens of a mixed step at most (default 2048)", 1, 1 << 24, 2048),
-    "--chunk-tokens": NumberOption("N", "tokens of one prompt in a step at most (default: --step-tokens)", 1, 1 << 24),
+    "--step-tokens": NumberOption("N", "most tokens of a mixed step (default 2048)", 1, 1 << 24, 2048),
+    "--chunk-tokens": NumberOption("N", "most tokens of one prompt in a step (default: --step-tokens)", 1, 1 << 24),
     "--step-tbt": NumberOption(
         "S",
-        "seconds that a mixed step should take at most: chunks are cut to that (default 0: they are not)",
+        "most seconds that a mixed step should take: chunks are cut to fit (default 0: no limit)",
         *(0.0, 60.0, 0.0),
     ),
     "--whole-tokens": NumberOption(
         "N",
-        "tokens of whole prompts in one step at most; a prompt that is longer has a step alone (default 32768)",
+        "most tokens of whole prompts in one step; a longer prompt has a step alone (default 32768)",
         *(1, 1 << 24, 32_768),
     ),
     "--active-prefills": NumberOption(
@@ -95,16 +95,16 @@ NUMBERS: Mapping[str, NumberOption] = {
     "--goodput": NumberOption("SHARE", "find the highest rate at which that share is in time", 1e-6, 1.0),
     "--p99": NumberOption(
         "S",
-        "with --goodput: the P99 of the TTFT is to be within this, too (default: it may be any)",
+        "with --goodput: the P99 of the TTFT must be within this, too (default: no bound)",
         *(1e-6, math.inf, math.inf),
     ),
     "--drift": NumberOption(
         "SHARE",
-        "with --goodput: how much less than of all may be in time of the last quarter (default 1: any)",
+        "with --goodput: how far the last quarter's share in time may be below that of all (default 1: any)",
         *(0.0, 1.0, 1.0),
     ),
-    "--share": NumberOption(None, "share of the requests that is to be in time (default 0.9)", 0.0, 1.0, 0.9),
-    "--instances-max": NumberOption("N", "how many are tried at most (default 1024)", 1, INSTANCES_MAX, 1024),
+    "--share": NumberOption(None, "share of the requests that must be in time (default 0.9)", 0.0, 1.0, 0.9),
+    "--instances-max": NumberOption("N", "the most instances that are tried (default 1024)", 1, INSTANCES_MAX, 1024),
     "--day": NumberOption("S", "seconds of virtual time that a day lasts (default 1200)", 60.0, 1e6, 1200.0),
     "--reserved": NumberOption("$", f"price of a reserved instance per hour (default {RESERVED})", 1e-6, 1e9, RESERVED),
     "--on-demand": NumberOption(
@@ -134,7 +134,7 @@ def check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def refuse_given(arguments: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Raises :class:`InvalidArgument` if one of these options, which have no effect here, has not its default."""
+    """Raises :class:`InvalidArgument` if any of these options, which have no effect here, differs from its default."""
     for name in names:
         if getattr(arguments, name) != arguments.parser.get_default(name):
             raise InvalidArgument(f"--{name.replace('_', '-')} {why}", field=name)

@@ -48,7 +48,7 @@ def add_command(commands: Any) -> None:
     add = parser.add_argument
     add_trace(parser)
     add("--lb", default="127.0.0.1:8001", metavar="HOST:PORT", help="the load balancer's gRPC (default 127.0.0.1:8001)")
-    add("--model", default="", metavar="NAME", help="as it is served (default: the only one)")
+    add("--model", default="", metavar="NAME", help="the model's name as served (default: the only one)")
     add_numbers(parser, "--rate")
     simulated.add_load(parser)
     add(
@@ -130,7 +130,7 @@ async def _play(
 
 
 def _tell(replayed: Replayed, arguments: argparse.Namespace) -> None:
-    """Writes to stderr what did not go as it should."""
+    """Writes the run's failures and delays to stderr."""
     for told, count in replayed.errors.items():
         code, _, details = told.partition(": ")
         said = in_words(code, details, LB, arguments.lb, arguments.tls_dir)

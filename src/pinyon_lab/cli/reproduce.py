@@ -34,18 +34,18 @@ TABLE_WIDTH_MAX = 200
 def add_command(commands: Any) -> None:
     parser = commands.add_parser("reproduce", help="make a paper's figure again", description=_DESCRIPTION)
     add = parser.add_argument
-    add("figure", nargs="?", metavar="NAME", help="the figure's: see --list")
+    add("figure", nargs="?", metavar="NAME", help="the figure's name: see --list")
     add(
         "--list",
         action="store_true",
-        help="list all figures, the traces that they need, which other commands make some, and which are not made",
+        help="list all figures, the traces that they need, those that other commands make, and those that are not made",
     )
     add("--traces", type=Path, metavar="FOLDER", help="the folder of the traces, under the names that --list shows")
     add("--trace", action="append", default=[], metavar="NAME=FILE", help="read this trace from this file; repeatable")
     add(
         "--quick",
         action="store_true",
-        help="shorter and fewer runs, rough numbers; only for figures that are simulated",
+        help="shorter and fewer runs with rough numbers; only for figures that are simulated",
     )
     add("--out", type=Path, metavar="FOLDER", help="write NAME.json and NAME.svg there")
     add("--json", action="store_true", help="print nothing but one JSON object")

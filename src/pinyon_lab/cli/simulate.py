@@ -37,9 +37,9 @@ Run a trace as ``pinyon simulate`` does once for each placement policy, all else
 side. The last line is one JSON object with all of them."""
 
 APART_S = 600.0
-"""The least time in s between requests that shall not wait for each other."""
+"""The least time in s between requests that must not wait for each other."""
 APART_INSTANCES = 1024
-"""A number of caches with room for everything; a policy that spreads prompts over them may reuse more with one."""
+"""A number of caches with room for everything; a policy that spreads prompts may reuse more with a single cache."""
 
 _PLAN = """\
 Find the fewest simulated instances that serve a trace so that --share of its requests have their first token within

@@ -28,10 +28,10 @@ from pinyon_lab.simulator.regions.world import RegionsWorld
 TABLE_WIDTH_MAX = 200
 REGIONS_MAX, INSTANCES_MAX, CLIENTS_MAX = 64, 1024, 65_536
 WARM_SHARE = 0.1
-"""The share of a day that is run before it and does not count."""
+"""The share of a day that is simulated before the day and does not count."""
 _OWN = "system", "routing", "pushing", "workload", "round_trip", "day", "reserved", "on_demand"
 _ANY = "regions", "model", "seed", "json", "command"
-"""The options that only exist with regions, and those that always exist; no other option may be given with regions."""
+"""The options that exist only with regions, and those that always exist; with regions, no others may be given."""
 FORM = "NAME:INSTANCES:CLIENTS[:PEAK[:RATIO]]"
 
 

@@ -35,7 +35,7 @@ from pinyon_lab.traces.file import TraceFile
 
 MODELS = f"{REFERENCE}, {', '.join(built_in_machines())}, or a machine profile as a JSON file"
 WITH_MEMORY = "l4-llama-8b"
-"""A model to begin with, which error messages suggest."""
+"""A model to begin with, for error messages to suggest."""
 SSD_SHARE = 3
 """The size of a pool on SSDs, as a multiple of the plain reference's DRAM."""
 _ALIKE = ("max_batch", "step_tokens", "whole_tokens", "active_prefills", "pipeline", "attention_kernel")
@@ -90,7 +90,7 @@ class SentTrace:
     broken: int
     native_rate: float
     rate: float
-    """The rate asked for, else the trace's own."""
+    """The rate asked for, or else the trace's own."""
     limits: RunLimits
 
 
@@ -106,9 +106,9 @@ def add_cluster(parser: argparse.ArgumentParser, *, sized: bool = True, traced: 
     described = f"who is served next: {SERVICE_ORDERS.described} (default {SERVICE_ORDER_DEFAULT}, as a worker's)"
     add("--order", default=SERVICE_ORDER_DEFAULT, help=described)
     add("--pool", default="none", choices=("none", "dram", "ssd"), help="a global pool on the hosts (default none)")
-    add("--eviction", default="lru", help="what each cache drops first: the policies of simulate-cache (default lru)")
+    add("--eviction", default="lru", help="each cache's eviction policy, as in simulate-cache (default lru)")
     add_load(parser)
-    add("--seed", type=seed_of, default=0, help="of all that is random, and of hashes (default 0)")
+    add("--seed", type=seed_of, default=0, help="seed of all that is random, and of hashes (default 0)")
     whole = parser.add_argument_group("models of whole machines")
     add_numbers(whole, "--dram-tokens", "--pool-tokens")
     whole.add_argument("--no-prefix-cache", action="store_true", help="reuse nothing")
@@ -170,7 +170,7 @@ def check(arguments: argparse.Namespace) -> None:
                 raise InvalidArgument(f"--clients send when they have been answered: there is no --{name}", field=name)
     for name in ("per_request", "picture"):
         path: Path | None = getattr(arguments, name, None)
-        # Looked at before the run: a search for a rate may take long.
+        # Checked before the run: a search for a rate may take long.
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InvalidArgument(f"cannot write {path}: there is no such folder, or it is one", field=name)
 
@@ -230,7 +230,7 @@ def model_of(arguments: argparse.Namespace, trace: TraceFile, policy: str, insta
         0 if arguments.pool == "none" else _tokens(arguments, "pool_tokens", machine.dram_tokens, block_tokens)
     )
     dram_tokens = arguments.dram_tokens
-    if dram_tokens is None:  # a pool in DRAM uses the same memory, which is not counted twice
+    if dram_tokens is None:  # a pool in DRAM uses the same memory, which must not count twice
         dram_tokens = 0 if arguments.pool == "dram" else machine.dram_tokens
     roles, sizes = _roles(arguments, instances), parse_sizes(arguments.sizes)
     settings = ClusterSettings(
@@ -334,7 +334,7 @@ def write_rows(arguments: argparse.Namespace, rows: Iterable[tuple[int, Any]]) -
 
 
 def draw(arguments: argparse.Namespace, title: str, rows: dict[str, Rows], limits: RunLimits) -> None:
-    """Draws to ``--picture`` which share has its first token by a time. Raises :class:`InvalidArgument`."""
+    """Draws to ``--picture`` the share of requests with a first token by each time. Raises :class:`InvalidArgument`."""
     if arguments.picture is None:
         return
     courses = []
@@ -377,5 +377,5 @@ def results_table(title: str, *titles: str) -> Table:
 
 
 def results_console() -> Console:
-    """Returns the console for tables, which leaves standard output to the JSON object unless a person reads it."""
+    """Returns the console for tables; it leaves standard output to the JSON object unless a person reads it."""
     return Console(file=sys.stderr if not sys.stdout.isatty() else sys.stdout)

@@ -1,4 +1,4 @@
-"""Shared parts of the commands that read traces: the file, its broken rows, a progress bar, and where results go."""
+"""Shared parts of the commands that read traces: the file, its broken rows, a progress bar, and output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_trace(parser: Any, *, needed: bool = True) -> None:
     nargs = {} if needed else {"nargs": "?"}
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file, plain or gzipped", **nargs)
     parser.add_argument(
-        "--format", default="", choices=tuple(FORMATS), help="of the file (default: its first row tells)"
+        "--format", default="", choices=tuple(FORMATS), help="the file's format (default: its first row tells)"
     )
     parser.add_argument(
         "--limit",
@@ -85,7 +85,7 @@ def open_trace(path: Path, name: str = "", *, blocks: bool = True) -> TraceFile:
 
 @contextmanager
 def bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on stderr, if that is a terminal; yields a function that is told how much is done."""
+    """Shows a progress bar on stderr, if that is a terminal; yields a function that takes the amount done so far."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -39,7 +39,7 @@ REQUESTS_MAX = 1_000_000
 LBS_MAX = 16
 POLL_S = 0.2
 BEGIN_S = 10.0
-"""The time in s within which a load balancer must begin."""
+"""The time in s within which a load balancer must begin to record."""
 
 _DESCRIPTION = """\
 Write what load balancers serve from now on as a trace in pinyon's format: when a request came, its type and turn, the
@@ -106,7 +106,7 @@ def record(arguments: argparse.Namespace) -> int:
 
 
 class _LiveTrace:
-    """A spool of the rows that several load balancers tell, in the order of the requests' ends."""
+    """A spool of the rows from several load balancers, in the order of the requests' ends."""
 
     def __init__(self, spool: IO[bytes], seconds: float, requests: int) -> None:
         self._spool, self._seconds, self._requests = spool, seconds, requests
@@ -114,14 +114,14 @@ class _LiveTrace:
         self.times: list[tuple[float, int]] = []
         """The times of the rows, and their places in the spool."""
         self.ended: list[str] = []
-        """The reasons why load balancers ended it early."""
+        """The reasons why load balancers ended the recording early."""
         self.dropped: dict[str, int] = {}
-        """The requests that each load balancer left out."""
+        """The number of requests that each load balancer left out."""
 
     async def run(self, addresses: Sequence[str], tls_dir: str) -> None:
-        """Records until Ctrl-C or another end. Raises :class:`PinyonError` if one of them does not begin."""
+        """Records until Ctrl-C or another end. Raises :class:`PinyonError` if a load balancer does not begin."""
         async with AsyncExitStack() as stack:
-            # the same for all load balancers; nobody keeps it
+            # the same salt for all load balancers; nobody keeps it
             request = admin_pb2.RecordRequest(salt=secrets.token_bytes(32))
             messages: dict[str, AsyncIterator[admin_pb2.RecordResponse]] = {}
             for address in addresses:
@@ -137,12 +137,12 @@ class _LiveTrace:
                 await self._until(interrupted, readers)
             except (InvalidArgument, ResourceExhausted) as error:
                 self.ended.append(error.message)
-            _on_interrupt(signal.SIG_IGN)  # a second Ctrl-C shall lose nothing; it stays ignored, as the process ends
+            _on_interrupt(signal.SIG_IGN)  # a second Ctrl-C must lose nothing; ignored until the process ends
             for reader in readers:
                 reader.cancel()
 
     async def _until(self, interrupted: asyncio.Event, readers: Iterable[asyncio.Task[str]]) -> None:
-        """Waits until there is enough, time is over, all load balancers have ended it, or Ctrl-C came."""
+        """Waits until there are enough rows, time is over, all load balancers have ended it, or Ctrl-C comes."""
         began_s, reading = time.monotonic(), set(readers)
         with bar("recording", int(self._seconds) or self._requests) as progress:
             while reading and len(self.times) < self._requests and not interrupted.is_set():
@@ -155,7 +155,7 @@ class _LiveTrace:
                 progress(int(elapsed_s) if self._seconds else len(self.times))
 
     async def _read(self, address: str, messages: AsyncIterator[admin_pb2.RecordResponse], tls_dir: str) -> str:
-        """Writes rows as they come. Returns why the load balancer ended it, or nothing if there is enough."""
+        """Writes rows as they come. Returns why the load balancer ended the recording; empty if rows suffice."""
         try:
             async for message in messages:
                 self.dropped[address] = message.dropped
@@ -194,7 +194,7 @@ def _on_interrupt(handler: Callable[[int, FrameType | None], Any] | signal.Handl
 
 
 def _write(spool: IO[bytes], times: list[tuple[float, int]], out: Path) -> None:
-    """Writes the rows in order of arrival, with times since the first; the spool has them in order of their ends."""
+    """Writes the rows by arrival, with times since the first; in the spool, they are in the order of their ends."""
     if not times:
         raise NotFound("no request came and ended meanwhile: there is no trace")
     parse = FORMATS["qwen"].make()

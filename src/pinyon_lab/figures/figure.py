@@ -1,7 +1,7 @@
 """One figure of a paper: its inputs, our numbers, and the paper's words beside them.
 
-Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where none is
-printed, the shape that the text states is compared."""
+Only numbers that are printed in a paper's text count as the paper's: nothing is read off its pictures. Where no number
+is printed, the shape that the text states is compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pinyon_lab.pictures import Panel, Picture
 
 Value = str | int | float | None
 Row = Mapping[str, Any]
-"""The values of a row by the keys of their columns, and others that are not shown."""
+"""The values of a row by the keys of their columns, and further values that are not shown."""
 
 
 class RowList(list[dict[str, Any]]):
@@ -49,7 +49,7 @@ class RowList(list[dict[str, Any]]):
 Tell = Callable[[str], None]
 """A receiver of progress messages."""
 Clock = Callable[[], int]
-"""A clock of the calling thread's CPU time, in ns. Nothing here reads a clock by itself."""
+"""A clock of the calling thread's CPU time, in ns. Nothing here reads any other clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Claim:
     why: str
     """The reason for a difference, or the way of comparing."""
     order: bool = False
-    """True if the order is as the text says, though the printed number is not found."""
+    """True if the order is as the text says, although the printed number is not reached."""
 
     @property
     def verdict(self) -> str:
@@ -103,10 +103,10 @@ class Compared(NamedTuple):
 
 
 class Table:
-    """The columns of a figure, its rows as they are found, and what the paper says of it beside our findings."""
+    """The columns of a figure, its rows as they are found, and the paper's statements beside our findings."""
 
     def __init__(self, given: FigureInputs, *columns: Column, section: str = "", basis: Basis = Basis.MODELLED) -> None:
-        """Starts empty. Claims are of ``section``, by default the figure's, and rest on ``basis`` by default."""
+        """Starts empty. By default, claims are about the figure's ``section`` and rest on ``basis``."""
         self.columns = columns
         self.rows = RowList()
         self.claims: list[Claim] = []
@@ -167,7 +167,7 @@ class FigureInputs(NamedTuple):
     clock: Clock
     """The clock for figures that measure CPU time."""
     section: str
-    """The section of the paper that speaks of the figure."""
+    """The section of the paper that discusses the figure."""
     quick: bool
     """True to make the figure roughly, with shorter and fewer runs, where it has a quick way."""
 

@@ -2,7 +2,7 @@
 
 The cost is the CPU time per round of 500 running requests, while 500 others wait. In a round each running request is
 decoded once. Requests have 200 output tokens, so in each round 2.5 end, as many come, and as many enter. The batching
-policy and the step scheduler are called as an instance calls them, but for the pool of blocks. Block keys are known
+policy and the step scheduler are called as an instance calls them, but without the pool of blocks. Block keys are known
 already: the load balancer makes them."""
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ OUT_TOKENS = 200
 """The output tokens of a request (FEATHER §5.2)."""
 WARM_ROUNDS = 2
 CPU_S = 0.6
-"""The CPU time after which a policy is measured well enough at a length: slow policies take half a second a round."""
+"""The CPU time at a length after which a policy is measured well enough: slow policies take half a second a round."""
 ROOM_BLOCKS = 1 << 40
-"""A number of free blocks that never binds: requests wait for slots only."""
+"""A number of free blocks that is never a limit: requests wait for slots only."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _MeasuredInstance:
         del self._tables[number]
 
     def round(self) -> None:
-        """Runs steps until as many requests were decoded as run."""
+        """Runs steps until as many requests have been decoded as are running."""
         decoded = 0
         while decoded < self._load.requests:
             began = self._clock()
@@ -150,7 +150,7 @@ class _MeasuredInstance:
             self._now_s += seen.seconds
 
     def _seconds(self, decodes: Sequence[int]) -> float:
-        """Returns the modelled time of a step. The first block of a table tells the group."""
+        """Returns the modelled time of a step. The first block of a table identifies the group."""
         load, count = self._load, len(decodes)
         groups = {self._tables[number][0] for number in decodes}
         shared = load.prefix_tokens if len(groups) == 1 else 0
@@ -160,7 +160,7 @@ class _MeasuredInstance:
         self._cpu_ns += self._clock() - began_ns
 
     def taken_ms(self) -> float:
-        """Returns the CPU time since the last call."""
+        """Returns the CPU time since the last call of this."""
         taken_ms, self._cpu_ns = self._cpu_ns / 1e6, 0
         return taken_ms
 

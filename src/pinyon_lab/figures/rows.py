@@ -1,4 +1,4 @@
-"""Helpers of figures: what their numbers rest on, how they are compared, told and drawn."""
+"""Helpers of figures: the basis of their numbers, and ways to compare, tell and draw these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated clusters of Mooncake's testbed, as its figures of whole systems need them."""
+"""Simulated clusters of Mooncake's testbed, for figures about whole systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pinyon_lab.simulator.workload import Arrival, at_rate, cut, native_rate
 
 MACHINE = "a800x8-llama-70b"
 UTILISATION = 0.5
-"""Our assumption: Table 1 has peak FLOP/s, and machines reach about half of that on prompts."""
+"""Our assumption: Table 1 has peak FLOP/s, and machines reach about half of it on prompts."""
 NODES = 16
 MIXED = (Role.MIXED,) * NODES
 UNCUT = 1 << 40

@@ -1,8 +1,8 @@
 """The cost of operations of the chunked hash tree (FEATHER Table 5.1): CPU time of each call.
 
-As in the paper, requests of equal length come, all before the first is admitted. The batch is filled, and whenever a
-request ends, the next one enters. The best request is asked for about five times for each that enters, as by a policy
-that refuses some. The first call after a change searches; later calls return the known result."""
+As in the paper, requests have equal length, and all come before the first is admitted. The batch is filled, and
+whenever a request ends, the next one enters. For each request that enters, the best request is asked for about five
+times, as by a policy that refuses some. The first call after a change searches; later calls return the known result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CLOCK_READS = 1_001
 class TreeLoad:
     """The load of one run.
 
-    ``own`` is the number of a request's last tokens, which no other request shares; the others are those of its group.
-    With ``hashed``, the hashes are known when a request comes, as those of block keys are."""
+    ``own`` is the number of a request's last tokens, which no other request shares; its other tokens are its group's.
+    With ``hashed``, the hashes are known when a request comes, as the hashes of block keys are."""
 
     requests: int
     tokens: int
@@ -114,7 +114,7 @@ def tree_costs(load: TreeLoad, seed: int, rounds: int, clock: Clock) -> dict[str
 
 
 def _clock_ns(clock: Clock) -> float:
-    """Returns what reading the clock adds to a measured time: a system call takes longer than some operations."""
+    """Returns the time that reading the clock adds to a measured time: that system call exceeds some operations."""
     taken = []
     for _ in range(CLOCK_READS):
         began = clock()

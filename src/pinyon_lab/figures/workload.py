@@ -1,4 +1,4 @@
-"""The workloads that figures are made from, files that do not come with pinyon, and what numbers rest on."""
+"""The workloads that figures are made from, whose files do not come with pinyon, and the basis of numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkloadSource(NamedTuple):
     stem: str
     text: str
     generated: bool = False
-    """True if it was generated with its paper's statistics: results about these hold by construction."""
+    """True if the workload was generated with its paper's statistics: these then hold by construction."""
 
 
 SOURCES = {
@@ -75,7 +75,7 @@ class Workload:
 
 
 def together(workloads: Sequence[Workload]) -> Workload:
-    """Returns all workloads as one, starting together, by time, without shared blocks. Block sizes must be equal."""
+    """Returns all workloads as one that starts them together, without shared blocks. Block sizes must be equal."""
     (block_tokens,) = {each.block_tokens for each in workloads}
     count, rows = len(workloads), list[TraceRow]()
     for number, each in enumerate(workloads):

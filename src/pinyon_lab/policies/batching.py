@@ -25,7 +25,7 @@ from pinyon_lab.policies.group_rounds import ByFirstLevel, GroupRounds, OracleSe
 
 
 class Oracle(Batching):
-    """``oracle`` knows the groups, and compares nothing else."""
+    """``oracle``, which knows the groups and compares nothing else."""
 
     def __init__(self, settings: OracleSettings) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class SglangFcfs(Batching):
 
 
 class Dynamic(Batching):
-    """``dynamic``, in order of arrival, as many requests as a limit of the time between tokens allows."""
+    """``dynamic``, in order of arrival, with as many requests as a limit on the time between tokens allows."""
 
     def __init__(self, settings: DynamicBatchSettings) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""A policy that admits in order of arrival, and holds back some of the slots and of the room."""
+"""A policy that admits in order of arrival, but holds back some of the slots and of the room."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pinyon.core.block_keys import BlockKey
 
 
 class Bounded(NamedTuple):
-    """The slots and blocks that waiting requests may take; nothing where the number is less than one."""
+    """The slots and blocks that waiting requests may take; if a number is less than one, they may take none."""
 
     slots: int
     room_blocks: int
 
 
 class AdmissionBound(Protocol):
-    """A bound on admission. Where no request is admitted, it must leave all of the room, or none would ever be."""
+    """A bound on admission. If no request is admitted, it must leave all of the room, so that one can be."""
 
     def within(self, slots: int, room_blocks: int) -> Bounded:
         """Returns the part of these free slots and blocks that may be used now."""
@@ -71,7 +71,7 @@ class BoundedFcfs(Fcfs):
 class DoubleCounting:
     """Holdings in which no request takes over blocks, and the matching :class:`AdmissionBound`.
 
-    Blocks that running requests share are taken off the room as often as they were saved; see
+    Blocks that running requests share are subtracted from the room as often as sharing saved them; see
     :class:`pinyon.batching.policy.HeldBlocks`. Memory and time: O(reusable keys) of the running requests."""
 
     def __init__(self, holdings: HeldBlocks) -> None:
@@ -80,7 +80,7 @@ class DoubleCounting:
         """The keys of each running request whose blocks it may share with others."""
         self._users: dict[BlockKey, int] = {}
         self._saved = 0
-        """The number of additional blocks that would be needed without sharing."""
+        """The number of additional blocks that would be needed if requests did not share."""
 
     def need(self, request: BatchRequest) -> BlockNeed:
         return BlockNeed(0, request.blocks)

@@ -1,7 +1,7 @@
 """Requests that wait for KV memory, ordered by the cached part of their prompts: SGLang's cache-aware policies.
 
 The cached part is found in a radix tree of the prompts admitted here, from which the least recently used ones are
-dropped. The tree is close to the pool's content. It is kept for the sake of its cost, which FEATHER compares (§3.4,
+dropped. The tree is close to the pool's content. It exists because its cost matters: FEATHER compares this (§3.4,
 §5.3.1)."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CachedPrefixSettings:
 
 
 PrefixOrder = Callable[[RadixTree, Mapping[int, BatchRequest]], list[int]]
-"""A function that returns the numbers of the waiting requests, given in order of arrival, in the order of admission."""
+"""A function that gets the waiting requests in order of arrival, and returns their numbers in order of admission."""
 
 
 class ByCachedPrefix(AgainFirst):
@@ -92,8 +92,8 @@ class ByCachedPrefix(AgainFirst):
 class LongestMatchSettings(CachedPrefixSettings):
     """The settings of :func:`longest_match`.
 
-    If more than ``fallback`` requests wait, they are admitted in order of arrival, as in SGLang; 0: never, as in
-    FEATHER (§5.3.1)."""
+    If more than ``fallback`` requests wait, they are admitted in order of arrival, as in SGLang; 0: they never are, as
+    in FEATHER (§5.3.1)."""
 
     fallback: int = 128
 
@@ -115,10 +115,10 @@ def longest_match(tree: RadixTree, waiting: Mapping[int, BatchRequest], fallback
 def dfs_weight(tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int]:
     """Returns the requests by SGLang's DFS-weight: the heaviest branches first (FEATHER §3.4, experiment 9).
 
-    The cached tree is walked depth first. A request hangs at the node where its longest match ends; a node's weight is
-    how many requests hang there and below. Of a node's children the heaviest comes first; ties go to the oldest. Behind
-    them come the requests that hang at the node itself, in order of arrival. The whole tree is visited: O(W · T + B log
-    B) for its B nodes."""
+    The cached tree is walked depth first. A request belongs to the node where its longest match ends; a node's weight
+    is the number of requests there and below. Of a node's children, the heaviest comes first; ties go to the oldest.
+    After them come the requests at the node itself, in order of arrival. The whole tree is visited: O(W · T + B log B)
+    for its B nodes."""
     hanging: dict[RadixNode, list[int]] = {}
     for number, request in waiting.items():
         hanging.setdefault(tree.match(request.block_keys).node, []).append(number)
@@ -127,7 +127,7 @@ def dfs_weight(tree: RadixTree, waiting: Mapping[int, BatchRequest]) -> list[int
     for node in reversed(nodes):
         if node.parent is not None:
             weights[node.parent] += weights[node]
-    # The walk goes backwards: a node, then its lightest child with all below it, the heaviest last.
+    # The walk goes backwards: a node, then its lightest child with everything below it, and the heaviest child last.
     visited: list[RadixNode] = []
     stack = [tree.root]
     while stack:

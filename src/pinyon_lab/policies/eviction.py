@@ -24,10 +24,10 @@ class RankedPolicy(Generic[Key]):
             self._ranked.put(key, rank)
 
     def _gone(self, key: Key) -> None:
-        """Hears that a key is not held any more."""
+        """Notes that a key is no longer held."""
 
     def _evicted(self, rank: Rank) -> None:
-        """Hears that a key of this rank was evicted."""
+        """Notes that a key of this rank was evicted."""
 
     def _worth(self, rank: Rank, now_s: float) -> float:
         """Returns the worth of a key for :meth:`peek`."""
@@ -72,10 +72,10 @@ class RankedPolicy(Generic[Key]):
 
 
 class Fifo(RankedPolicy[Key]):
-    """``fifo``, which evicts what arrived first, however often it was used since.
+    """``fifo``, which evicts the key that arrived first, however often it was used since.
 
-    A key arrives when it is stored or, if it is pinned from then on, when it is unpinned. The worth of a key is its
-    age, negated."""
+    A key arrives when it is stored or, if it is pinned from then on, when it is unpinned. The worth of a key is minus
+    its age."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,13 +114,13 @@ class Counted(RankedPolicy[Key]):
     """A base of lfu and gdfs: a key's value depends on its uses since it was stored, and is its worth.
 
     The least value is evicted first; ties go to the key deepest in its prompt, then to the one used longest ago. Keys
-    that are not held are forgotten."""
+    that are no longer held are forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
         self._uses: dict[Key, int] = {}
         self._number = 0
-        """The number of the last call. A rank is the value, the offset negated, and this number."""
+        """The number of the last call. A rank is the value, minus the offset, and this number."""
 
     def _value(self, uses: int) -> float:
         """Returns the value of a key that is used for the ``uses``-th time now."""
@@ -145,9 +145,9 @@ class Counted(RankedPolicy[Key]):
 
 
 class Lfu(Counted[Key]):
-    """``lfu``, which evicts the least frequently used key, and whose worth is the number of uses.
+    """``lfu``, which evicts the least frequently used key; the worth of a key is its number of uses.
 
-    Uses count from when a key was stored, storing included, and are forgotten when it is evicted."""
+    Uses count from when a key was stored, storing included, and are forgotten when the key is evicted."""
 
     def _value(self, uses: int) -> float:
         return uses
@@ -158,8 +158,8 @@ class Gdfs(Counted[Key]):
 
     Source: "Improving WWW Proxies Performance with Greedy-Dual-Size-Frequency Caching Policy"; "KVCache cache in the
     wild" §4.2 gives it as prior art. Priority = clock + uses * cost / size as of the last use. The least is evicted
-    first, and the clock becomes its priority, so that keys used often, long ago, age. Blocks of one pool have one size,
-    and computing one again is taken to cost the same for all. The worth of a key is its priority above the clock."""
+    first, and the clock becomes its priority, so that keys used often, but long ago, age. Blocks of one pool have one
+    size, and recomputing is assumed to cost the same for all. The worth of a key is its priority less the clock."""
 
     def __init__(self) -> None:
         super().__init__()

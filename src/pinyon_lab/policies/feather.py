@@ -1,4 +1,4 @@
-"""The variants of ``feather`` that only exist for comparison: its options, and another measure of which is next."""
+"""The variants of ``feather`` that exist only for comparison: its options, and another measure for the next request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinyon_lab.policies.q_learning import QLearning, QLearningSettings
 
 
 class LabLearning(StrEnum):
-    """The ways to learn when a batch stays as it is, with Q-learning."""
+    """The ways to learn when a batch takes no more requests, with Q-learning."""
 
     BANDIT = "bandit"
     Q_LEARNING = "q_learning"
@@ -26,7 +26,7 @@ class LabFeatherSettings(SharedPrefixSettings):
     """The settings of ``feather`` in the laboratory; ``stop`` is as in :class:`FeatherSettings`.
 
     ``seed`` is that of Q-learning's explorations. With ``by_tip``, the next request is the one that shortens the shared
-    prefix least, not the one that misses the fewest covered levels: the ablation of appendix A.9."""
+    prefix least, not the one that lacks the fewest covered levels: the ablation of appendix A.9."""
 
     stop: LabLearning = LabLearning.BANDIT
     seed: int = 0

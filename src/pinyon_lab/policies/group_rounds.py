@@ -42,7 +42,7 @@ class GroupRounds:
     """Rounds whose batches are groups, see :class:`pinyon.batching.interface.Rounds`.
 
     A request's group is the first level of its path; requests without one form a group. Each of the largest groups is a
-    batch; the last batch has all others."""
+    batch; the last batch holds all other groups."""
 
     def __init__(self, group_blocks: int) -> None:
         self.chunk_blocks = group_blocks

@@ -1,4 +1,4 @@
-"""The laboratory's policies by name, offered on import beside production's, or in place of those with fewer options."""
+"""The laboratory's policies by name. Importing this offers them, beside production's or replacing simpler ones."""
 
 from __future__ import annotations
 

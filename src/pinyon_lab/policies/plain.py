@@ -1,4 +1,4 @@
-"""Plain placement policies to compare with: the chosen instance reuses what it happens to hold and fetches nothing."""
+"""Plain placement policies for comparison: the chosen instance reuses what it happens to hold and fetches nothing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RandomChoice:
 class MinTtft:
     """Least predicted TTFT without fetching: DualMap's version of Mooncake's scheduling as a baseline (appendix B).
 
-    It chooses the instance with the least sum of waiting there and the time to compute what it does not hold. Ties go
-    to the one that decodes least, then to the smallest id. The appendix prints a maximum of pending less recomputed
-    tokens; what it describes, and what is done here, is the minimum of their sum, in seconds."""
+    It chooses the instance with the least sum of the wait there and the time to compute what the instance does not
+    hold. Ties go to the instance that decodes least, then to the smallest id. The appendix prints a maximum of pending
+    less recomputed tokens. But it describes the minimum of their sum, in seconds, which is what this policy takes."""
 
     name: ClassVar[str] = "min_ttft"
 

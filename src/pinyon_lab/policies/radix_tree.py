@@ -1,8 +1,8 @@
 """A radix tree over block keys, like SGLang's tree of cached prefixes (FEATHER §2.9).
 
-An edge is a run of keys without branches. Keys are compared one after the other, as a radix tree over tokens does. A
-block's key identifies all that comes before it, which saves the chunked hash tree the comparing, but this tree makes no
-use of that. Its cost is part of what the policies over it are compared for."""
+An edge is a run of keys without branches. Keys are compared one after another, as in a radix tree over tokens. A
+block's key identifies everything before it, which saves the chunked hash tree these comparisons, but this tree makes no
+use of it. Its cost is part of what comparisons of the policies over it measure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from pinyon.core.block_keys import BlockKey
 
 KEPT_SHARE: Final = 0.875
-"""The share of the limit that is kept once the limit is passed. Each time, all leaves are looked at."""
+"""The share of the limit that is kept when the limit is exceeded. Each time, all leaves are looked at."""
 
 
 @dataclass(eq=False, slots=True)
 class RadixNode:
-    """The keys that follow those of its parent."""
+    """The keys of an edge, which follow those of the parent."""
 
     parent: RadixNode | None
     keys: Sequence[BlockKey]
@@ -33,9 +33,9 @@ class RadixMatch(NamedTuple):
     keys: int
     """The number of leading keys found in the tree."""
     node: RadixNode
-    """The node that has the last of them."""
+    """The node that holds the last of these keys."""
     inside: int
-    """The number of the node's keys up to there."""
+    """The number of the node's keys up to that one."""
 
 
 class RadixTree:
@@ -72,14 +72,14 @@ class RadixTree:
         return RadixMatch(known, node, inside)
 
     def insert(self, keys: Sequence[BlockKey]) -> None:
-        """Inserts a sequence of keys, of which at most the first ``limit``. O(keys)."""
+        """Inserts a sequence of keys, but at most its first ``limit``. O(keys)."""
         keys = keys[: self._limit]
         known, node, inside = self.match(keys)
         if inside < len(node.keys):
             node = self._split(node, inside)
         if known == len(keys):
             return
-        self._clock += 1  # a node that was just split was visited before
+        self._clock += 1  # a node that has just been split was visited before
         leaf = RadixNode(node, keys[known:], self._clock)
         node.children[keys[known]] = leaf
         self._keys += len(leaf.keys)

@@ -15,15 +15,15 @@ from pinyon.eviction.interface import Key, Traits
 class _Queue(Generic[Key]):
     """A FIFO queue with one visited bit per key and a hand that moves from the tail (oldest) to the head (newest).
 
-    A hit sets the bit and moves nothing. The hand clears the bits it meets and stops at the first key without one.
-    Survivors keep their place, so new keys are told from popular ones quickly."""
+    A hit sets the bit and moves nothing. The hand clears the bits that it meets and stops at the first key without a
+    set bit. Surviving keys keep their places, so new keys are soon told from popular ones."""
 
     def __init__(self) -> None:
         self._visited: dict[Key, bool] = {}
         self._passed: OrderedDict[Key, None] = OrderedDict()
         """The keys between the tail and the hand, the oldest first."""
         self._ahead: OrderedDict[Key, None] = OrderedDict()
-        """The keys from the hand to the head; none if the next search begins at the tail."""
+        """The keys from the hand to the head; empty if the next search begins at the tail."""
 
     def insert(self, key: Key) -> None:
         """Inserts a new key at the head, not visited."""
@@ -47,7 +47,7 @@ class _Queue(Generic[Key]):
         del (self._passed if key in self._passed else self._ahead)[key]
 
     def find(self) -> Key:
-        """Returns the next victim of a queue that is not empty, with the hand at it. It takes at most one round."""
+        """Returns the next victim of a queue that is not empty, with the hand at it, after at most one round."""
         while True:
             if not self._ahead:
                 self._ahead, self._passed = self._passed, self._ahead
@@ -59,10 +59,10 @@ class _Queue(Generic[Key]):
 
 
 class SievePolicy(Generic[Key]):
-    """An eviction policy by SIEVE; the worth of a key is the time since its last use, negated.
+    """An eviction policy by SIEVE; the worth of a key is minus the time since its last use.
 
-    A pinned key keeps its place. If the hand stopped at it meanwhile, it is put just behind the hand when it is
-    unpinned."""
+    A pinned key keeps its place. If the hand stopped at the key meanwhile, unpinning puts the key just behind the
+    hand."""
 
     def __init__(self) -> None:
         self._queue: _Queue[Key] = _Queue()
@@ -118,7 +118,7 @@ class SievePolicy(Generic[Key]):
     def _find(self) -> Key | None:
         """Returns the key at which the hand stops."""
         while len(self) > 0:
-            key = self._queue.find()  # something evictable is in the queue
+            key = self._queue.find()  # the queue has an evictable key
             if key not in self._pinned:
                 return key
             self._queue.remove(key)

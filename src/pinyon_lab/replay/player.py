@@ -43,7 +43,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The way requests are sent: for which model, with which ``metadata``, how many at once, for how long."""
+    """The way requests are sent: the model, the ``metadata``, the number of requests at once, and their time limit."""
 
     clients: int = 0
     """The number of clients, see :class:`Clients`."""
@@ -179,7 +179,7 @@ class _Answer:
                 self.end = FINISHED
 
     def _count(self, tokens: int, now_s: float) -> None:
-        """Counts tokens that come together: they share the time since the last ones."""
+        """Counts tokens that come together: they share the time since the tokens before them."""
         if self._first_s < 0:
             self._first_s = self._last_s = now_s
             tokens -= 1

@@ -1,7 +1,7 @@
-"""Tokens for the requests of a trace that has block ids only: equal ids give equal tokens, other ids others.
+"""Tokens for the requests of a trace that has only block ids: equal ids give equal tokens, and different ids others.
 
-A further request of a conversation continues with the tokens that were really generated: a trace tells the length of
-the answer, not its tokens. From then on the ids of those blocks mean these tokens."""
+A further request of a conversation continues with the tokens that were really generated, as a trace tells only the
+answer's length, not its tokens. From then on, the ids of those blocks mean these tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS_KEPT = 8192
 class TokenRange(NamedTuple):
     """The range of token ids that prompts are made of, both ends included.
 
-    Most vocabularies begin with single characters, of which these are the printable ones of ASCII or something as
+    Most vocabularies begin with single characters. These are the printable ones of ASCII, or something equally
     harmless."""
 
     first: int = 33
@@ -48,15 +48,15 @@ class ReplayPrompts:
     def __init__(self, arrivals: Sequence[Arrival], block_tokens: int, seed: int, range_: TokenRange) -> None:
         self._arrivals, self._block_tokens = arrivals, block_tokens
         self._seed, self._range = seed, range_
-        self._block = lru_cache(BLOCKS_KEPT)(self._made)  # frequent blocks are made once: it costs 24 us
+        self._block = lru_cache(BLOCKS_KEPT)(self._made)  # frequent blocks are made once, as making one takes 24 us
         self._known: dict[int, Tokens] = {}
-        """The tokens by block id where others were generated than :meth:`_made` returns: at most the trace's blocks."""
+        """The tokens by block id, where generated ones differ from :meth:`_made`'s: at most the trace's blocks."""
         self._followers = Counter(each.follows for each in arrivals if each.follows >= 0)
         self._sent: dict[int, Tokens] = {}
         self._transcripts: dict[int, Tokens] = {}
 
     def of(self, number: int) -> Tokens:
-        """Returns the prompt of the request at this place, with as many tokens as it has. Once for each request."""
+        """Returns the prompt of the request at this place, with its number of tokens. Call it once per request."""
         arrival, size, known = self._arrivals[number], self._block_tokens, self._known
         parts = [known[block] if block in known else self._block(block) for block in arrival.blocks]
         prompt = np.concatenate(parts)[: arrival.tokens] if parts else np.zeros(0, np.uint32)

@@ -29,11 +29,11 @@ class AttemptLifecycle:
         leave: Callable[[SimRequest, str], None],
     ) -> None:
         """Starts without engines; ``numbers`` numbers prompts and demands for KV blocks. Calls ``again`` with an
-        attempt that failed and the instance at fault, ``leave`` with a request that ended and how."""
+        attempt that failed and the instance at fault, and ``leave`` with a request that ended and how."""
         self.members = Members(world, self)
         self.moves = KvMoves(world, self.members)
         self.movable: dict[str, Attempt] = {}
-        """The attempts, by id, that another instance may take over as long as their prompts wait."""
+        """The attempts, by id, that may be moved to another instance while their prompts wait."""
         self._boots = self.members.boots
         self._time, self._settings, self._fleet = world.time, world.settings, world.fleet
         self._numbers, self._counts = numbers, counts
@@ -47,7 +47,7 @@ class AttemptLifecycle:
         engine.kick()
 
     def _want_room(self, attempt: Attempt, *, new: bool = True) -> None:
-        """Asks the decode instance for KV blocks: for the prompt and, if another follows, the first generated token."""
+        """Asks the decode instance for KV blocks: for the prompt and, if more follow, the first generated token."""
         request, block_tokens = attempt.request, self._settings.block_tokens
         attempt.tokens = request.tokens + request.generated
         more = request.generated + 1 < request.max_tokens
@@ -89,10 +89,10 @@ class AttemptLifecycle:
         prefill.jobs[attempt.job] = attempt
         prefill.pump()
 
-    # -- what engines tell
+    # -- called by engines
 
     def started(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Hears that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
+        """Notes that a prompt has left the queue: it may move KV, then compute. Called again if it was held back."""
         self.movable.pop(attempt.id, None)
         block_tokens = self._settings.block_tokens
         reusable = attempt.reusable(block_tokens)
@@ -103,7 +103,7 @@ class AttemptLifecycle:
             engine.settle()
             self._has_room(engine, attempt, room)
             return
-        attempt.room_number = next(self._numbers)  # requests for room are ordered by number
+        attempt.room_number = next(self._numbers)  # demands for room are ordered by number
         blocks = -(-attempt.tokens // block_tokens)
         engine.want(
             BatchRequest(attempt.room_number, attempt.tokens, blocks, attempt.request.keys, reusable, decodes=False),
@@ -119,7 +119,7 @@ class AttemptLifecycle:
             engine.pump()
 
     def _too_late(self, engine: SimEngine, attempt: Attempt, number: int) -> None:
-        """Gives up on an attempt: mixed instances may wait for each other's room in a circle, for ever."""
+        """Gives up an attempt: mixed instances may wait for each other's room in a circle, for ever."""
         if engine.alive and not attempt.over and attempt.roomless and attempt.room_number == number:
             self._counts["gave up"] += 1
             self._again(attempt, engine.name)
@@ -137,7 +137,7 @@ class AttemptLifecycle:
         self.moves.fetch(attempt, engine, lambda: self._compute(engine, attempt))
 
     def _compute(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Begins the prefill as soon as blocks that were promoted from the second tier are copied."""
+        """Begins the prefill once blocks that were promoted from the second tier have been copied."""
         copies_s = engine.copies_s()
         if copies_s:
             self._time.after(copies_s, lambda: self._begin(engine, attempt))
@@ -154,7 +154,7 @@ class AttemptLifecycle:
         engine.begin(attempt, held)
 
     def computing(self, engine: SimEngine, attempt: Attempt, end: int) -> None:
-        """Hears that the prompt's tokens up to ``end`` are being computed."""
+        """Notes that the prompt's tokens up to ``end`` are being computed."""
         if attempt.together:
             return
         decode = self._boots.get(attempt.decode)
@@ -164,7 +164,7 @@ class AttemptLifecycle:
             self.moves.push(attempt, engine, decode, end, lambda: self._pushed(engine, attempt))
 
     def computed(self, engine: SimEngine, attempt: Attempt, start: int, end: int) -> None:
-        """Hears that these tokens are computed and published; the prompt is complete if ``end`` is its length."""
+        """Notes that these tokens are computed and published; the prompt is complete if ``end`` is its length."""
         request, now_s = attempt.request, self._time.now_s
         store = self.members.store(engine)
         if store is not None:
@@ -218,7 +218,7 @@ class AttemptLifecycle:
             engine.decode(attempt)
 
     def decoded(self, engine: SimEngine, attempt: Attempt, count: int, seconds: float) -> None:
-        """Hears of ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
+        """Notes ``count`` new tokens, ``seconds`` apart. The request goes on unless it is dropped."""
         request, now_s = attempt.request, self._time.now_s
         waited_s = now_s - request.last_token_s - count * seconds
         request.intervals.append((seconds + max(0.0, waited_s), 1))
@@ -246,7 +246,7 @@ class AttemptLifecycle:
         self._want_room(attempt, new=False)
 
     def failed(self, engine: SimEngine, attempt: Attempt) -> None:
-        """Hears that a step failed for this attempt."""
+        """Notes that a step failed for this attempt."""
         self._again(attempt, engine.name)
 
     def _finish(self, engine: SimEngine, attempt: Attempt) -> None:
@@ -255,7 +255,7 @@ class AttemptLifecycle:
         self._leave(attempt.request, "finished")
 
     def tear_down(self, attempt: Attempt) -> None:
-        """Frees everything that the attempt holds at live instances; dead ones took their share along."""
+        """Frees everything that the attempt holds at live instances; a dead instance has lost its part."""
         attempt.over = True
         self.movable.pop(attempt.id, None)
         prefill, decode = self._boots.get(attempt.prefill), self._boots.get(attempt.decode)

@@ -1,8 +1,8 @@
 """A whole cluster on a virtual clock, from the modules that production runs, without an event loop.
 
 Front queue → placement → prompt queue → KV memory → steps → block pools → eviction. This module does what services do
-around them: clients come and cancel, instances come and go, requests are tried again. Every wait is an event of the
-virtual clock; the same inputs give the same history."""
+around them: clients come and cancel, instances come and go, requests are retried. Every wait is an event of the virtual
+clock; the same inputs give the same history."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ LOOK_S = 1.0
 
 
 class Elasticity:
-    """The scaling of instances that prefill, as :class:`Scaler` decides. One that is removed accepts nothing new, and
-    leaves when it is idle."""
+    """The scaling of instances that prefill, as :class:`Scaler` decides. An instance to be removed accepts nothing new,
+    and leaves when it is idle."""
 
     def __init__(self, world: World, scaling: ScalingSettings, members: Members, over: Callable[[], bool]) -> None:
         """Starts scaling, which ends as soon as ``over`` returns true: all requests have ended."""
         self.sizes: list[tuple[float, int]] = []
-        """The target number of instances, and since when."""
+        """The target number of instances, and the time since which it holds."""
         self._time, self._fleet, self._members, self._over = world.time, world.fleet, members, over
         self._scaler = Scaler(scaling, world.time.now_s)
         self._boot_s = world.settings.boot_s
@@ -158,7 +158,7 @@ class SimCluster:
     # -- placement
 
     def _place(self, request: SimRequest, give_up_s: float) -> None:
-        if request.ends:  # cancelled while it waited for an instance
+        if request.ends:  # cancelled while waiting for an instance
             return
         number, job = next(self._numbers), next(self._numbers)
         settings, again = self.settings, bool(request.attempts)
@@ -176,7 +176,7 @@ class SimCluster:
         try:
             decision = self.scheduler.schedule(asked, self.time.now_s)
         except Rejected as refusal:
-            if refusal.retry_after_s and not asked.tbt_slo_s:  # else more instances would not help, as in a conductor
+            if refusal.retry_after_s and not asked.tbt_slo_s:  # otherwise, as in a conductor, more would not help
                 self._look_at(request, None)
             self.front.leave(request, "rejected")
             return
@@ -217,7 +217,7 @@ class SimCluster:
             return
         prefill = self.members.boots.get(attempt.prefill)
         if prefill is None or (attempt.job in prefill.jobs and not prefill.prompts.waits(attempt.job)):
-            return  # the prompt is under way
+            return  # the prompt has left the queue
         request = attempt.request
         self._withdraw(attempt)
         number, job = next(self._numbers), next(self._numbers)

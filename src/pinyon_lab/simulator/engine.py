@@ -1,8 +1,8 @@
 """A simulated engine instance: the modules by which a worker decides, and steps that take the time of a profile.
 
-What a worker keeps as futures is kept here as members by number. Steps in which nothing changes are simulated as one
-*leap*. A leap ends with the first request that is done or needs another block. An event in between cuts it short, at
-the end of the step in which the event happens."""
+A worker's futures are members by number here. Steps in which nothing changes are simulated as one *leap*. A leap ends
+with the first request that is done or needs another block. An event in between cuts it short, at the end of the step in
+which the event happens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pinyon_lab.simulator.world import World
 LEAP_S = 1.0
 """The limit of a leap: the engine reports its load at least this often."""
 WAITING_LEAP_S = 0.1
-"""The limit of a leap while a request waits for KV memory, as time affects which request gets memory."""
+"""The limit of a leap while a request waits for KV memory, as passing time affects which request gets memory."""
 
 
 class Owner(Protocol):
@@ -61,7 +61,7 @@ class SimEngine:
         self.evicted = 0
         self.decode_sums = DecodeSums()
         self.stalled_s = 0.0
-        """The total time for which the engine has waited for its scheduler."""
+        """The total time that the engine has waited for its scheduler."""
         self.prompt_tokens = 0
         """The number of prompt tokens computed."""
         self.draining = False
@@ -82,7 +82,7 @@ class SimEngine:
         self._stages = [0.0] * info.stages
         """The time at which each stage is free."""
         self._passing = 0
-        """The prompt tokens that the first stage has computed, but not all stages."""
+        """The prompt tokens that the first stage has computed, but not yet all stages."""
         self._plan: StepPlan | None = None
         """The plan of the step or leap under way."""
         self._leap = Leap(0.0, 0.0)
@@ -93,7 +93,7 @@ class SimEngine:
         self._kv_tokens = 0
         """The tokens of KV that the last step read."""
         self._kv_counted = 0.0
-        """The number of those tokens as the profile counts them where the batch shares some."""
+        """The number of those tokens that the profile counts if the batch shares some of them."""
 
     # -- prompts
 
@@ -180,8 +180,8 @@ class SimEngine:
         self._await()
 
     def _read_again(self, plan: StepPlan) -> int:
-        """Returns the tokens of KV that the step has read for another request already. They are in blocks that all
-        decoded requests share or, if the kernel reads those once, too, only some."""
+        """Returns the tokens of KV that the step has already read for another request. They are in blocks that all
+        decoded requests share or, if the kernel reads these once, too, that only some share."""
         if self._profile.decode_shared_share == 1.0 or len(plan.decodes) < 2:
             return 0
         tables = [self._table(number) for number in plan.decodes]
@@ -202,7 +202,7 @@ class SimEngine:
         """Returns the steps until the first decoded request is done or needs a block, limited by the time of a leap."""
         room = self.steps.room
         if len(plan.decodes) < self.steps.running or self.steps.learns:
-            return 1  # others may be decoded in the next step
+            return 1  # the next step may decode others
         most = min(min(self._left(number), room(number)) for number in plan.decodes)
         limit_s = WAITING_LEAP_S if self._wanted else LEAP_S
         step_s = self._leap.step_s
@@ -217,7 +217,7 @@ class SimEngine:
         self._time.at(self._leap.end_s, lambda: self._stepped(turn))
 
     def _shorten(self) -> None:
-        """Ends what is under way with the present step, as an event changes the next one."""
+        """Ends the leap with the present step, as an event changes the next step."""
         if self._plan is not None and self._leap.shorten(self._time.now_s):
             self._turn += 1
             self._await()
@@ -247,7 +247,7 @@ class SimEngine:
         failed = [self.jobs[number] for number in failed_prefills if number in self.jobs]
         failed += [self.decodes[number] for number in failed_decodes if number in self.decodes]
         counted = self.steps.fold(plan, set(failed_prefills), set(failed_decodes), count)
-        self._plan, self._busy = None, True  # the next step is decided once the owner knows all of this one
+        self._plan, self._busy = None, True  # the next step is decided once the owner knows everything about this one
         self.free_late()
         tokens, token_s = counted.prompt_tokens, plan.token_s(seconds)
         self.prompt_tokens += tokens
@@ -260,7 +260,7 @@ class SimEngine:
         self.steps.observe(seen)
         chunks = [(self.jobs[number], start, end) for number, start, end in counted.prefills]
         for attempt, start, end in chunks:
-            attempt.computing_s += token_s * (end - start)  # prompts queued behind it wait so long
+            attempt.computing_s += token_s * (end - start)  # prompts queued after it wait so long
         if effect_s is None:
             self._told(chunks)
         elif chunks:
@@ -348,7 +348,7 @@ class SimEngine:
         return number in self._wanted
 
     def settle(self) -> None:
-        """Gives blocks to the requests that can have them: some may have become free, or a new request waits."""
+        """Gives blocks to the requests that can have them: blocks may have become free, or a new request may wait."""
         for number, reservation, _ in self.admission.admit(self._time.now_s):
             self.room_waits.granted(number, self._time.now_s)
             self._wanted.pop(number)(reservation)
@@ -381,8 +381,8 @@ class SimEngine:
         self.reservations.release(table, self._time.now_s)
 
     def publish(self, attempt: Attempt, room: Reservation, first: int, last: int) -> None:
-        """Publishes the request's blocks ``[first, last)``, whose content is complete. Where the pool holds the same
-        content already, that block replaces the room's own, which is freed."""
+        """Publishes the request's blocks ``[first, last)``, whose content is complete. If the pool already holds the
+        same content, that block replaces the room's own block, which is freed."""
         request = attempt.request
         keys = request.keys[first:last]
         if not keys:
@@ -399,7 +399,7 @@ class SimEngine:
             self.free(0, duplicates)
 
     def copies_s(self) -> float:
-        """Returns the seconds until all copies between the tiers are done, with those that just became necessary."""
+        """Returns the seconds until all copies between the tiers are done, including new ones."""
         now_s = self._time.now_s
         swaps = self.reservations.take_swaps()
         if swaps:
@@ -484,7 +484,7 @@ def shared_blocks(tables: Sequence[list[int]]) -> int:
     O(requests · shared blocks), compared in C."""
     if not tables:
         return 0
-    # What the smallest and the largest table share, all between them share.
+    # What the smallest and the largest table share, all tables between them share, too.
     first, last = min(tables), max(tables)
     count = min(len(first), len(last))
     if first[:count] == last[:count]:

@@ -33,7 +33,7 @@ class Front:
         self.requests: dict[int, SimRequest] = {}
         """The requests that have not ended."""
         self._left = 0
-        """The number of ended requests whose places have not been given to others."""
+        """The number of ended requests whose places have not been given to others yet."""
         self._time, self._settings = time, settings
         self._blocks_max = settings.hbm_tokens // settings.block_tokens
         self._place, self._log = place, log
@@ -80,7 +80,7 @@ class Front:
 
     def _enter(self, request: SimRequest) -> None:
         """Takes a request at the front's door."""
-        if request.ends:  # the client left on the way
+        if request.ends:  # the client left while the request was under way
             return
         request.entered, number = True, request.number
         try:
@@ -103,7 +103,7 @@ class Front:
         """Ends an admitted request, and admits waiting ones in its place."""
         self.end(request, how)
         self._left += 1
-        if self._left > 1:  # called for a request that was admitted below and rejected at once: the loop goes on
+        if self._left > 1:  # called from the loop below for a request rejected at once: the loop goes on
             return
         while self._left:
             following = self.queue.leave(self._time.now_s)
@@ -126,7 +126,7 @@ class Front:
 
 
 def _class_of(traits: Traits) -> RequestClass:
-    """Returns the class that a load balancer would give a request; eviction is told of it wherever blocks are used."""
+    """Returns the class that a load balancer would give a request; eviction learns it wherever blocks are used."""
     kind, turn = kind_and_turn(traits.category)
     try:
         return RequestClass(kind=kind, turn=max(1, turn), tenant=traits.tenant)

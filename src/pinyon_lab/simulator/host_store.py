@@ -1,4 +1,4 @@
-"""The part of a global pool on one host, which keeps what the host computes for all instances to fetch."""
+"""The part of a global pool on one host; it keeps what the host computes, for all instances to fetch."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class HostStore(IndexedCache):
         super().__init__(fleet, fleet.join(info, now_s), eviction, blocks)
         self.host = host
         self.read_until_s = 0.0
-        """The time at which all reads asked of the SSDs are done, if the store is on SSDs."""
+        """The time at which the SSDs will have done all requested reads, if the store is on SSDs."""
         self.copied_until_s = 0.0
-        """The time at which all copies from memory for its own host are done; they are made one after the other."""
+        """The time at which all copies from memory for the own host are done; they are made one after another."""
 
     def leading(self, keys: Sequence[BlockKey]) -> int:
         """Returns the number of leading keys that are held."""
         return leading_run(ids_of(keys), self.cache.resident)
 
     def put(self, keys: Sequence[BlockKey], now_s: float, traits: Traits, first: int = 0) -> None:
-        """Stores or uses the blocks of a prompt from ``first`` on; the store was told of those before it."""
+        """Stores or uses the blocks of a prompt from ``first`` on; the store knows of those before it."""
         blocks, places = each_once(ids_of(keys))
         if first:
             told = bisect_left(places, first)

@@ -1,4 +1,4 @@
-"""The transfers of KV between the machines of a simulated cluster: for reuse, and for decoding elsewhere."""
+"""The transfers of KV between the machines of a simulated cluster: for reuse, and for decoding on another instance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KvMoves:
         self._engines, self._stores, self._nodes = members.engines, members.stores, members.nodes
         self.fetches = self.fetched_bytes = 0
         self.fetch_s = 0.0
-        """The total time of all fetches, whether they overlap or not."""
+        """The sum of the times of all fetches, overlapping or not."""
 
     def fetch(self, attempt: Attempt, reader: SimEngine, then: Callable[[], None]) -> None:
         """Reads the planned blocks that are still there, then calls ``then`` unless the attempt is over."""
@@ -46,7 +46,7 @@ class KvMoves:
     def _read(
         self, attempt: Attempt, reader: SimEngine, span: Fetch, keys: Sequence[BlockKey], then: Callable[[], None]
     ) -> bool:
-        """Reads blocks of one source; returns whether there is anything to read."""
+        """Reads blocks from one source; returns whether there is anything to read."""
         name = span.source.info.instance_id
         store, source = self._stores.get(name), self._engines.get(name)
         if store is not None:
@@ -111,8 +111,8 @@ class KvMoves:
         reader.pump()
 
     def push(self, attempt: Attempt, source: SimEngine, target: SimEngine, end: int, then: Callable[[], None]) -> None:
-        """Sends the KV of the prompt's tokens up to ``end`` that is not on its way. It leaves while it is computed, as
-        each layer's KV leaves as soon as it is there (§3.1)."""
+        """Sends the KV of the prompt's tokens up to ``end`` that is not under way yet. KV is sent while the chunk is
+        being computed, as each layer's KV leaves as soon as it exists (§3.1)."""
         size = (end - attempt.pushed) * self._machine.kv_token_bytes
         if size > 0:
             attempt.pushed = end

@@ -1,9 +1,9 @@
 """Links between machines: transfers at the same time share the NICs at both ends.
 
 Every machine sends and receives at most so many bytes a second. Flows get max-min fair shares by progressive filling:
-all grow alike until one of their ends is full. Many long flows of a fair transport come to the same. Shares are
-computed again whenever a flow begins or ends, of flows that share an end with it, directly or through others. All other
-shares do not change."""
+all grow alike until one of their ends is full. Many long flows of a fair transport get the same shares. Whenever a flow
+begins or ends, shares are recomputed for the flows that share an end with it, directly or through others. All other
+shares stay the same."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from itertools import count
 from pinyon_lab.simulator.virtual_time import VirtualTime
 
 ROUNDING = 1e-6
-"""The bytes that count as nothing."""
+"""The number of bytes that counts as nothing."""
 STALE_MAX = 64
-"""The number of outdated times above which they are thrown away; each flow adds some to it."""
+"""The number of outdated times above which they are removed; each flow adds some to it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class _Flow:
     left: float
     done: Callable[[], None]
     counted_s: float
-    """The time at which ``left`` was counted."""
+    """The time at which ``left`` was last updated."""
     rate: float = 0.0
     end_s: float = 0.0
 
@@ -40,7 +40,7 @@ class _End:
 
 
 class Links:
-    """The links between machines by name; those in ``nodes`` have the NICs of so many machines."""
+    """The links between machines by name; a machine in ``nodes`` has the NICs of that many nodes."""
 
     def __init__(self, time: VirtualTime, bytes_s: float, nodes: Mapping[str, int] = {}) -> None:
         self._time = time
@@ -49,10 +49,10 @@ class Links:
         self._in: dict[str, _End] = {}
         self._flows: dict[_Flow, None] = {}
         self._soonest: list[tuple[float, int, _Flow]] = []
-        """The ends of flows as a heap, with times that have changed since."""
+        """A heap of the times when flows end, including outdated times."""
         self._order = count()
         self._looks_s = float("inf")
-        """The time for which the next look is scheduled."""
+        """The time for which the next check is scheduled."""
         self.sent_bytes = 0.0
 
     def send(self, source: str, target: str, size_bytes: float, done: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class Links:
         return end
 
     def _share(self, changed: Iterable[_End]) -> None:
-        """Computes again the rates and ends of all flows that depend on these ends."""
+        """Recomputes the rates and end times of all flows that depend on these ends."""
         room = {end: end.bytes_s for end in changed if end.flows}
         flows: dict[_Flow, None] = {}
         reached = list(room)
@@ -116,7 +116,7 @@ class Links:
                     del room[end], open_flows[end]
 
     def _look(self) -> None:
-        """Schedules a look at the time when the next flow ends."""
+        """Schedules a check at the time when the next flow ends."""
         soonest, flows = self._soonest, self._flows
         if len(soonest) > STALE_MAX + 4 * len(flows):
             soonest[:] = [each for each in soonest if each[2] in flows and each[2].end_s == each[0]]
@@ -129,7 +129,7 @@ class Links:
 
     def _ended(self, when_s: float) -> None:
         if when_s != self._looks_s:
-            return  # another flow was to end sooner, and its look came first
+            return  # another flow was to end sooner, and its check came first
         self._looks_s = float("inf")
         soonest, over = self._soonest, []
         changed: dict[_End, None] = {}

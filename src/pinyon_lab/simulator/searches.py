@@ -1,7 +1,7 @@
 """Searches for the highest rate at which enough requests are in time (DualMap §4.1), and for the fewest instances.
 
-Where no request is shed, a policy may look better by starving some: late requests wait for ever, or the queue grows
-until the trace ends. The :class:`Bounds` on the longest waits and on the last quarter show that."""
+If no request is shed, a policy may look better by starving some: late requests wait for ever, or the queue grows until
+the trace ends. The :class:`Bounds` on the longest waits and on the last quarter reveal that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from pinyon.core.errors import InvalidArgument
 
 EXACT = 1.005
-"""The factor by which a rate that is found may be too low, at most."""
+"""The greatest factor by which a rate that is found may be too low."""
 FACTOR_MAX = 2.0**20
 
 Run = TypeVar("Run")
@@ -22,8 +22,8 @@ Run = TypeVar("Run")
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The bounds of a report (:mod:`pinyon_lab.simulator.report`): the least ``share`` of requests in time, and the
-    greatest 99th percentile of TTFTs, ``p99_s``. The last quarter by arrival may have ``drift`` less in time than
-    all."""
+    greatest 99th percentile of TTFTs, ``p99_s``. The share of the last quarter by arrival may be lower than that of all
+    by at most ``drift``."""
 
     share: float
     p99_s: float = inf
@@ -46,9 +46,9 @@ def goodput(
 ) -> tuple[float, Run]:
     """Returns the highest rate at which ``holds`` is true, and the run at that rate.
 
-    The search multiplies or divides ``start`` by ``step`` until the rate lies between two, then halves. So ``holds``
-    should be true up to some rate and false above it; else the result is one of the rates at which that changes. Raises
-    :class:`InvalidArgument` if no rate from ``least`` on will do, or every rate; ``text`` says what should hold."""
+    The search multiplies or divides ``start`` by ``step`` until the rate lies between two values, then bisects. So
+    ``holds`` should be true up to some rate and false above it; otherwise, the result is one of the rates where it
+    changes. Raises :class:`InvalidArgument` if no rate from ``least`` on will do, or all; ``text`` says what should."""
 
     def enough(rate: float) -> Run | None:
         served = served_at(rate)
@@ -80,7 +80,7 @@ def goodput(
 def fewest(attained: Callable[[int], float], share: float, most: int) -> int | None:
     """Returns the fewest instances that attain ``share``; None: ``most`` are not enough.
 
-    The search doubles, then halves, and tries no size twice. Attainment should grow with size; where it does not, the
+    The search doubles, then bisects, and tries no size twice. Attainment should grow with size; if it does not, the
     result is one of the sizes at which attainment crosses ``share``."""
     few, many = 0, 1
     while attained(many) < share:

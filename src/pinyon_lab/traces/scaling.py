@@ -16,15 +16,15 @@ from pinyon_lab.traces.formats import TraceRow
 
 Unit = Literal["user", "session", "request"]
 ROWS_MAX = 1 << 24
-"""The limit of rows of a trace: some 200 bytes each, for the names of chats, make 3 GiB."""
+"""The maximum number of rows of a trace: some 200 bytes each, for the names of chats, make 3 GiB."""
 
 
 def chosen(rows: Iterable[TraceRow], unit: Unit, factor: float, generator: random.Random) -> array[int]:
-    """Returns 1 for each row that is kept, else 0. A row that names no unit is one by itself.
+    """Returns 1 for each row that is kept, else 0. A row that names no unit is a unit by itself.
 
-    Units are tried in a random order, and kept while the rows stay within ``factor`` of all, or come nearer to it. A
-    unit with more rows than are left is skipped. Raises :class:`InvalidArgument` if no row names one, or there are too
-    many rows."""
+    Units are tried in a random order. A unit is kept while the rows stay within ``factor`` of all, or come nearer to
+    it. A unit with more rows than are left is skipped. Raises :class:`InvalidArgument` if no row names a unit, or there
+    are too many rows."""
     of = array("i")
     """The number of each row's unit, which is that of the unit's first row."""
     numbers: dict[str, int] = {}
@@ -33,7 +33,7 @@ def chosen(rows: Iterable[TraceRow], unit: Unit, factor: float, generator: rando
         if new == ROWS_MAX:
             raise InvalidArgument(f"the trace has more than {ROWS_MAX:,} rows: read fewer (--limit)", field="trace")
         name = {"user": row.user, "session": row.chat, "request": ""}[unit]
-        # a session has the number of its first chat, or of the chat that this one follows, perhaps before the trace
+        # a session has the number of its first chat, or of the one that this follows, perhaps before the trace
         first = numbers.setdefault(row.parent or name, new) if unit == "session" and name else new
         of.append(numbers.setdefault(name, first) if name else new)
     if of and not numbers and unit != "request":

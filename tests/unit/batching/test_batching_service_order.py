@@ -1,4 +1,4 @@
-"""Tests of the order of service, against looking at all requests each time."""
+"""Tests of the order of service, compared with a search of all requests each time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.long import usually
 
 
 def naive(waiting: dict[int, tuple[float, float]], now_s: float, age_s: float) -> int:
-    """Returns the next of the waiting requests, which are in order of arrival: number → seconds, deadline."""
+    """Returns the next of the waiting requests, given in order of arrival: number → seconds, deadline."""
     for number, (_, deadline_s) in waiting.items():
         if now_s - deadline_s > age_s:
             return number
@@ -113,11 +113,11 @@ def test_settings_are_checked(age_s: str) -> None:
 
 
 Prompts = dict[int, tuple[float, float]]
-"""Whole seconds and deadline of each prompt, by number."""
+"""The seconds (a whole number) and the deadline of each prompt, by number."""
 
 
 def most_in_time(prompts: Prompts, now_s: float) -> int:
-    """Returns how many prompts of any set can be in time: a set can if it is in time in order of deadline."""
+    """Returns the size of the largest set that can be in time: a set can if it is in time in order of deadline."""
     for count in range(len(prompts), 0, -1):
         for chosen in combinations(prompts.values(), count):
             ends_s = now_s
@@ -162,9 +162,9 @@ def test_with_time_for_all_the_shortest_goes_first(lengths: list[int]) -> None:
 @settings(max_examples=usually(80, long=200), deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 4.0)))
 def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
-    """Each request that came and did not leave is there once, whatever was late or old in between.
+    """Each request that came and did not leave is there once, even if it became late or aged in between.
 
-    Turns are predicted as they then come."""
+    Predicted turns come as predicted."""
     rng, order = Random(seed), MostInTime[int](MostInTimeSettings(age_s=2.0, patience_s=6.0, aged_share=share))
     waiting: dict[int, float] = {}
     now_s = 0.0
@@ -188,7 +188,7 @@ def test_the_books_of_most_in_time_hold(seed: int, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 1.0])
 def test_those_late_for_long_have_their_share_and_no_more(share: float) -> None:
-    """The arrivals are half as much again as can be computed: late prompts grow without end, the others are in time."""
+    """Arrivals exceed by half what can be computed: late prompts pile up without end, the others are in time."""
     order = MostInTime[int](MostInTimeSettings(age_s=5.0, aged_share=share))
     rng, now_s, came = Random(1), 0.0, 0
     arrived: dict[int, float] = {}
@@ -220,7 +220,7 @@ def test_of_very_many_some_are_looked_at() -> None:
 
 @pytest.mark.parametrize("choice", SERVICE_ORDERS.names)
 def test_what_was_computed_of_one_does_not_count_any_more(choice: str) -> None:
-    """A long prompt has the shortest rest; the books hold."""
+    """A long prompt has the shortest remainder left; the books hold."""
     order = SERVICE_ORDERS.make(choice)
     for name, seconds in (("long", 5.0), ("short", 1.0), ("late", 3.0)):
         order.add(name, 0.0, seconds, 2.0 if name == "late" else 20.0)

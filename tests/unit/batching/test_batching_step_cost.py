@@ -159,7 +159,7 @@ def test_steps_told_together_teach_the_same_as_one_by_one() -> None:
 
 
 def test_an_engine_that_says_what_decoding_takes_is_believed() -> None:
-    """The batch doubles while there are prompts in every step."""
+    """The batch doubles while every step has prompts, so that decoding alone is never seen."""
     cost = StepCost()
     for decoded in (8, 16):
         for _ in range(12):
@@ -211,7 +211,7 @@ def test_one_stalled_step_is_not_taken_for_the_cost_of_chunks() -> None:
     assert cost.line() == known
     for _ in range(30):
         cost.saw([(0, 256)], StepSeen(0, 256, 5.0))
-    assert cost.line()[0] > 100 * known[0], "an engine that has become slow is"
+    assert cost.line()[0] > 100 * known[0], "an engine that has become slow is learned"
     for _ in range(200):
         cost.saw([(0, 256)], StepSeen(0, 256, 0.03))
     assert cost.line()[0] == pytest.approx(0.03 / 256, rel=0.5)

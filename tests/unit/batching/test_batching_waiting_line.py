@@ -1,4 +1,4 @@
-"""Tests of which request is asked first whether it has room, by an order of service."""
+"""Tests of the line that asks requests for room in an order of service."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_by_default_it_has_its_share_before_a_worker_refuses_it(books, deadline_
 
 
 def test_the_next_in_turn_keeps_the_room_others_will_give_back(policy, books):
-    """A large request would else never enter among small ones; but it preempts no request, however long it waits."""
+    """A large request would otherwise never enter among small ones. But it preempts none, however long it waits."""
     policy.enqueue(request(1, 1.0, blocks=5))
     policy.enqueue(request(3, 2.0))
     books.held = {2: 4}
@@ -108,7 +108,7 @@ def test_only_turns_that_are_looked_at_are_asked_for():
 
 
 def test_without_room_for_anybody_no_turn_is_asked_for(books):
-    """The room is asked for at every arrival and every release: a burst costs no looks."""
+    """The line is asked at every arrival and every release: a burst costs no looks at the order."""
     order = Counting(MostInTime())
     policy = Fcfs(books, ByTurn(order))
     for number in range(2_000):
@@ -116,11 +116,11 @@ def test_without_room_for_anybody_no_turn_is_asked_for(books):
         assert policy.admit(9, 1, now_s=number / 1000) == []
     assert order.asked == []
     assert policy.admit(9, 2, now_s=2.0) == [0]
-    assert len(order.asked) == 1, "nothing is left"
+    assert len(order.asked) == 1, "no room is left for a second look"
 
 
 def test_turns_hold_for_a_moment(books):
-    """The room suits a small request far behind: asking again costs no looks, nor do newcomers that do not fit."""
+    """The room fits only a small request far behind: asking again costs no looks, nor do newcomers that do not fit."""
     order = Counting(MostInTime())
     policy = Fcfs(books, ByTurn(order))
     for number in range(50):
@@ -163,7 +163,7 @@ def test_what_left_or_was_taken_of_the_turns_that_hold_has_none(books):
 
 @pytest.mark.parametrize("name", BATCHING_POLICIES.names)
 def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
-    """The request may have to wait for that prompt, and the requests it waits for may wait for such prompts too."""
+    """The request may depend on that prompt, and requests whose room it waits for may depend on such prompts, too."""
     policy = BATCHING_POLICIES.make(name).policy(books)
     policy.enqueue(request(1, blocks=5))
     policy.enqueue(request(3, blocks=1))
@@ -176,6 +176,6 @@ def test_a_prompt_for_another_instance_passes_one_keeping_room(books, name):
     policy.enqueue(BatchRequest(6, 10, 1, decodes=False))
     later = policy.admit(9, 3, now_s=PATIENCE_S)
     if name in ("fcfs", "sglang_fcfs", "dynamic"):  # policies whose queue is in order of arrival
-        assert (later, policy.claimant()) == ([], 1), "now that others give way for it, nobody takes what they give"
+        assert (later, policy.claimant()) == ([], 1), "once others give way to it, no request takes their room"
     else:
         assert (later, policy.claimant()) == ([6], None)

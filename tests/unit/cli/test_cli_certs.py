@@ -92,7 +92,7 @@ def test_files_can_be_given_away(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([], "say whose"),
+        ([], "say whose certificates"),
         (["nonsense/a"], "no role"),
         (["worker"], "ROLE/ID"),
         (["worker/A_1"], "cannot be in a certificate"),

@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (f"{CACHE} --format azure", "has no blocks"),
         (f"{CACHE} --nodes 0", "nodes must be from 1 to 1024, got 0"),
         (f"{CACHE} --nodes 2 --router nonsense", "known: cache_affinity, round_robin"),
-        (f"{CACHE} --nodes 2 --router global --last-copies", "each block is there once"),
+        (f"{CACHE} --nodes 2 --router global --last-copies", "each block exists once"),
         (f"{CACHE} --router global", "add --nodes"),
         (f"{CACHE} --dram -1", "--dram must be at least 0"),
         (f"{CACHE} --dram 4 --policy belady", "none has belady"),

@@ -196,7 +196,7 @@ def test_last_copies_are_passed_over_and_keep_their_order() -> None:
         ("round_robin", NODES_MAX + 1, 4, 0, "nodes must be from 1"),
         ("round_robin", 2, 0, 0, "capacity must be positive"),
         ("round_robin", 2, 4, LOOK_AHEAD_MAX + 1, "among at most"),
-        ("global", 2, 4, 1, "each block is there once"),
+        ("global", 2, 4, 1, "each block exists once"),
         ("coldest:candidates=0", 2, 4, 0, "candidates must be from 1"),
         ("cache_affinity:min_share=2", 2, 4, 0, "min_share must be from 0"),
         ("nonsense", 2, 4, 0, "known: cache_affinity, round_robin"),

@@ -39,7 +39,7 @@ def test_settings(tmp_path: Path, number: int) -> None:
 
 
 def test_the_settings_make_a_difference() -> None:
-    """The test above would else prove nothing about the settings."""
+    """The test above would otherwise prove nothing about the settings."""
     found: dict[str, set[str]] = {}
     for case in CASES:
         found.setdefault(case["checkpoint"], set()).add(json.dumps([text["tokens"] for text in case["texts"]]))

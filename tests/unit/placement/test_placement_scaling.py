@@ -1,4 +1,4 @@
-"""Tests of when instances are added, and when an instance goes."""
+"""Tests of the times at which instances are added or removed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_some_are_added_where_first_tokens_are_late() -> None:
     place(late, 0.0, 10.0, 4.0, 6.0, 1.0)
     assert late.decide([1.0, 1.0, 1.0], 10.0) == 3
     place(late, 10.0, 69.0, 4.0, 6.0, 1.0)
-    assert late.decide([1.0] * 6, 69.0) == 0, "the new ones are to show what they change"
-    assert late.decide([1.0] * 6, 70.0) == 2, "no more than the most"
+    assert late.decide([1.0] * 6, 69.0) == 0, "new instances need time to show their effect"
+    assert late.decide([1.0] * 6, 70.0) == 2, "not beyond the maximum"
     place(late, 70.0, 140.0, 4.0, 6.0, 1.0)
     assert late.decide([1.0] * 8, 140.0) == 0
 
@@ -51,7 +51,7 @@ def test_a_few_late_ones_tell_nothing() -> None:
 def test_some_are_added_where_all_are_overloaded() -> None:
     assert scaler().decide([2.4, 2.6], 1.0) == 0
     assert scaler().decide([2.5, 2.6], 1.0) == 2
-    assert scaler().decide([9.0, 0.0, 0.0, 0.0], 1.0) == 0, "one is a matter of who goes where"
+    assert scaler().decide([9.0, 0.0, 0.0, 0.0], 1.0) == 0, "one full instance is a matter of placement"
 
 
 def test_a_burst_adds_nothing() -> None:
@@ -73,7 +73,7 @@ def test_the_slo_of_a_request_counts() -> None:
 
 @pytest.mark.parametrize("slo_s", [0.0, 5.0])
 def test_what_no_idle_instance_answers_in_time_asks_for_none(slo_s: float) -> None:
-    """The requests are work nonetheless: the instances that serve them are not idle."""
+    """The requests still count as work: the instances that serve them are not idle."""
     long = scaler()
     for number in range(400):
         long.placed(6.1, 6.0, number * 0.5, slo_s, own_s=6.1)
@@ -93,7 +93,7 @@ def test_they_go_one_by_one_while_the_others_stay_idle() -> None:
         if change:
             left.append(second + 5.0)
         count += change
-    assert count == 5, "of five each computes 40 % of the time, of four each would half of it"
+    assert count == 5, "each of five computes 40 % of the time; each of four would compute half of it"
     assert all(later - former >= SETTINGS.between_s for former, later in pairwise(left))
 
 
@@ -135,7 +135,7 @@ def test_sizes(text: str) -> None:
 def test_a_burst_long_ago_is_not_held_against_anybody() -> None:
     patient = scaler(ScalingSettings(2, 8, hold_s=10.0))
     assert patient.decide([9.0, 9.0], 1.0) == 0
-    assert patient.decide([0.0], 5.0) == 1, "one was lost"
+    assert patient.decide([0.0], 5.0) == 1, "an instance was lost"
     assert patient.decide([9.0, 9.0], 5000.0) == 0
 
 

@@ -28,7 +28,7 @@ from pinyon.messages.sampling import put_sampling
 from pinyon.runtime.telemetry import Span
 
 PREFILL_FIELD, DECODE_FIELD = "prefill_instance", "decode_instance"
-"""The ``error.field`` of errors against the instance that computes the prompt, or the one that decodes."""
+"""The ``error.field`` of errors that speak against the instance that computes the prompt, or the decoding one."""
 
 PREFILL_TIMES = ("queue_ms", "fetch_ms", "compute_ms", "push_ms")
 PREFILL_TOKENS = ("computed_tokens", "local_tokens", "peer_tokens", "store_tokens", "decode_local_tokens")
@@ -40,18 +40,18 @@ NO_LOGPROBS = common_pb2.Logprobs()
 STREAM_GAP_S = 0.002
 """The minimum time between two pieces of a stream: nobody notices 2 ms, and 500 a second suffice for a reader."""
 WHOLE_GAP_S = 0.1
-"""A longer gap for an answer that is sent whole: nobody waits for its parts."""
+"""A longer minimum for an answer that is sent whole: nobody waits for its parts."""
 
 RETRY_CODES = frozenset(("UNAVAILABLE", "FAILED_PRECONDITION", "CANCELLED"))
-"""The codes that justify another instance: a peer is gone or has restarted, or gave up what nobody cancelled."""
+"""The codes that justify another instance: a peer has gone, restarted, or given up a request that nobody cancelled."""
 
 QUICK_S = 0.5
 """The time within which a refusal by an instance costs nothing, so it does not count as an attempt."""
 
 
 FIXED_BYTES = 1216
-"""The bytes that a submission takes for numbers, the kind, the fingerprint, tags and lengths, and for what a retry and
-a trace add to its id and traceparent."""
+"""The bytes of a submission for numbers, the kind, the fingerprint, tags and lengths, and for the additions of a retry
+and a trace to its id and traceparent."""
 _UTF8_MAX = 4
 NO_SLO_MS = 1 << 31
 MS_MAX = (1 << 31) - 1
@@ -60,7 +60,7 @@ KEYS_BYTES_MAX = 512 << 10
 
 
 class Terms(NamedTuple):
-    """The terms of one request beside its body: when it arrived and when it must have ended, and a client's wishes."""
+    """The terms of one request besides its body: its arrival, its deadline, and the client's wishes."""
 
     arrived_s: float
     deadline_s: float
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
     no_reuse: bool = False
     """True if the prompt must be computed anew."""
     ttft_slo_ms: int = 0
-    """The time within which the first token must come; 0: as soon as the conductor promises."""
+    """The time within which the first token must come; 0: within the conductor's SLO."""
     traceparent: str = ""
     """The trace that the request belongs to."""
 
@@ -111,7 +111,7 @@ class Request(Flight):
         sampling: SamplingParams,
         terms: Terms,
     ) -> None:
-        """Takes what a client asks for, checked, which nobody changes. ``block_keys`` are packed, and empty if the
+        """Takes a client's checked request; nobody changes these values. ``block_keys`` are packed, and empty if the
         layout is unknown."""
         wanted = len(tokens_le32) // 4 + sampling.max_tokens
         super().__init__(name, terms.traceparent, terms.arrived_s, terms.deadline_s, wanted, request_class.priority)
@@ -125,14 +125,14 @@ class Request(Flight):
         self.whole = terms.whole
         self.gap_s = WHOLE_GAP_S if terms.whole else STREAM_GAP_S
         self.listener: Callable[[str], bool] | None = None
-        """Takes new text at once and returns True, or returns False. Set by the receiver of deltas once it needs only
-        text."""
+        """A function that takes new text at once and returns True, or else returns False. The receiver of deltas sets
+        it once it needs only text."""
         self.take: Take | None = None
         """The receiver of deltas, while the request runs."""
         self.placed_s = 0.0
         self.first_token_s = 0.0
         self.region: str = ""
-        """The region that has the present attempt, if that is another one."""
+        """The region that has the present attempt; empty for this region."""
         self.lb: str = ""
         """The load balancer in that region."""
         self.tokens: list[int] = []
@@ -148,9 +148,9 @@ class Request(Flight):
         token and stay in wire form, as there may be hundreds of thousands."""
         self.finish_reason: FinishReason | None = None
         self.reached = False
-        """True if the last attempt's instance was there."""
+        """True if the last attempt's instance could be reached."""
         self.lost = False
-        """True if the instance went away while it had the request, which may be to blame."""
+        """True if the instance went away while it had the request; the request may be to blame."""
         self._failed_lbs: set[str] = set()
         self._usage: common_pb2.Usage | None = None
         self._held: list[str] = []
@@ -189,8 +189,8 @@ class Request(Flight):
 
     def begin_attempt(self, now_s: float, lb: str = "", region: str = "") -> None:
         """Begins an attempt by the ``placement``, or without one at the load balancer ``lb`` of another region."""
-        # At least one token must be left to generate; if the last one is known already, it is simply generated again.
-        # Another region sees to that by itself, and to which tokens are new.
+        # At least one token must be left to generate; if the last one is known already, it is generated again. Another
+        # region does so by itself, and finds out which tokens are new.
         self.resumed = min(len(self.tokens), self.sampling.max_tokens - (0 if lb else 1))
         self.lb, self.region = lb, region
         self._drop_chars = self._sent_chars
@@ -234,8 +234,8 @@ class Request(Flight):
         return Delta(text, tokens, logprobs)
 
     def pass_on(self, clock: Clock, updates: Sequence[worker_pb2.StreamUpdate]) -> bool:
-        """Gives the text of updates, none of them the last, to the ``listener`` and folds them. Returns False if the
-        listener did not take it; then nothing has changed."""
+        """Gives the text of updates, none of them the last, to the ``listener`` and folds the updates. Returns False if
+        the listener did not take the text; then nothing has changed."""
         listener = self.listener
         if listener is None or self._drop_chars or self._drop_tokens:
             return False
@@ -246,7 +246,7 @@ class Request(Flight):
             for update in updates:
                 self.fold(update, clock())
             return True
-        for update in updates:  # all that is left to fold
+        for update in updates:  # only the folding is left
             self.tokens += update.tokens
         self._failing_since_s = None
         self._sent_chars += len(text)
@@ -279,7 +279,7 @@ class Request(Flight):
 
     @property
     def failed_instance(self) -> str | None:
-        """The target that the last attempt's error speaks against; None when another one would answer the same."""
+        """The target that the last attempt's error speaks against; None if another target would answer the same."""
         error, placement = self.error, self.placement
         if self.lb and error is not None:
             is_its = error.grpc_code in RETRY_CODES or error.field in (REGION_FIELD, REJECTED_FIELD)
@@ -307,15 +307,15 @@ class Request(Flight):
     def retry(self, attempts: int, patience_s: float, now_s: float, *, leaving: bool = False) -> bool:
         """Returns whether another attempt is worthwhile after ``error``; if so, excludes the failed instance.
 
-        ``attempts`` limits costly attempts: those whose instance was ``lost``, had generated, or failed slowly.
-        Instances that were not ``reached``, or refused at once, are passed over for ``patience_s`` without a token,
-        however many. So are instances that gave up because they were ``leaving``, which is not the request's fault."""
+        ``attempts`` limits costly attempts: those whose instance was ``lost``, had generated tokens, or failed slowly.
+        Any number of instances that were not ``reached``, or refused at once, are passed over for ``patience_s``
+        without a token. So are instances that gave up because they were ``leaving``."""
         failed = self.failed_instance
         if failed is None:
             return False
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if self.refused:  # it may have room soon; until then, it counts as full for all requests
+        if self.refused:  # the region may have room soon; until then, it counts as full for all requests
             self._failing_since_s = None
             return self.tries < TRIES_MAX
         rejected = bool(self.lb) and self.error is not None and self.error.field == REJECTED_FIELD
@@ -331,15 +331,15 @@ class Request(Flight):
             self._failed_lbs.add(failed)
         return paid or now_s - self._failing_since_s <= patience_s
 
-    # -- the messages about it, to a conductor and to a worker
+    # -- messages to a conductor and to a worker
 
     def schedule_message(
         self, exclude: Collection[str] = (), block_keys: bytes | None = None
     ) -> conductor_pb2.ScheduleRequest:
         """Returns the conductor's message. ``exclude`` is added to the failed instances; ``block_keys`` replaces the
-        request's own keys if the conductor's instances have others.
+        request's own keys if the conductor's instances use others.
 
-        Each attempt has an id of its own, so that late reports about one do not end another."""
+        Each attempt has its own id, so that late reports about one do not end another."""
         return conductor_pb2.ScheduleRequest(
             request_id=self.attempt_id,
             model=self.model,
@@ -347,7 +347,7 @@ class Request(Flight):
             prompt_tokens=self.prompt_tokens,
             block_keys=(self.block_keys if block_keys is None else block_keys)[:KEYS_BYTES_MAX],
             max_tokens=self.sampling.max_tokens,
-            # The client of a request that failed elsewhere has waited already: late is better than rejected.
+            # The client of a request that failed elsewhere has waited already: better late than rejected.
             ttft_slo_ms=NO_SLO_MS if self.tries else self.terms.ttft_slo_ms,
             tbt_slo_ms=NO_SLO_MS if self.tries else 0,
             exclude_instance_ids=sorted(self.failed_instances.union(exclude)),
@@ -356,7 +356,7 @@ class Request(Flight):
         )
 
     def schedule_bytes(self, exclude: Collection[str] = ()) -> int:
-        """Returns the most that :meth:`schedule_message` takes; ``exclude`` includes the failed instances."""
+        """Returns the maximum size of :meth:`schedule_message`; ``exclude`` includes the failed instances."""
         names = sum([4 * len(name) + 4 for name in exclude]) if exclude else 0
         return min(KEYS_BYTES_MAX, len(self.block_keys)) + self.texts_bytes + names + FIXED_BYTES
 
@@ -384,7 +384,7 @@ class Request(Flight):
             message.placement.CopyFrom(placement)
             slo_ms = placement.ttft_slo_ms
         if self.tokens:
-            message.sampling.prompt_logprobs = False  # they came with the first token
+            message.sampling.prompt_logprobs = False  # the client has got them with the first token
         elif slo_ms:
             message.ttft_left_ms = max(-MS_MAX, slo_ms - round((now_s - self.arrived_s) * 1e3))
         message.timeout_ms = max(1, round((self.deadline_s - now_s) * 1e3))
@@ -392,7 +392,7 @@ class Request(Flight):
         message.no_reuse = self.terms.no_reuse
         message.model_fingerprint = self.fingerprint
 
-    # -- held back from the client
+    # -- deltas held back from the client
 
     def hold(self, delta: Delta) -> None:
         """Keeps a delta until the answer is whole."""
@@ -405,7 +405,7 @@ class Request(Flight):
         return Delta("".join(self._held), self.tokens, self._held_logprobs)
 
     def start_over(self) -> None:
-        """Forgets the generated tokens, of which the client has seen none, as no instance could continue them."""
+        """Forgets the generated tokens, which the client has not seen, as no instance could continue them."""
         self.tokens = []
         self.fingerprint = ""
         self.prefill, self.prompt_logprobs = None, NO_LOGPROBS
@@ -428,7 +428,7 @@ class Request(Flight):
         return Usage(prompt, completion, min(said.cached_tokens, prompt))
 
     def usage_message(self) -> common_pb2.Usage:
-        """Returns the usage with where the cached tokens came from."""
+        """Returns the usage, with the sources of the cached tokens."""
         usage, message = self.usage(), common_pb2.Usage()
         if self._usage is not None:
             message.CopyFrom(self._usage)

@@ -1,10 +1,10 @@
 """The process that tokenizes long prompts, as compiled merging keeps the GIL for as long as a text takes.
 
-In a thread, 4 MiB of new text stop the event loop for some 2 s. The library alone gives the GIL up, but takes 1.7 times
-as long, and keeps it for 70 ms or more while it lists so many tokens.
+In a thread, 4 MiB of new text would stop the event loop for some 2 s. The library alone releases the GIL, but takes 1.7
+times as long, and keeps the GIL for 70 ms or more while it lists so many tokens.
 
-The process gets the arguments of :func:`tokenize`, pickled, from us only, and answers with the tokens or with why there
-are none. It ends with its connection, however the parent ends."""
+The process gets the pickled arguments of :func:`tokenize`, from us only, and answers with the tokens or with the reason
+why there are none. It ends with its connection, however the parent ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER_S = 60.0
 """The time limit of an answer, longer than any allowed prompt takes."""
 
 Answer = bytes | str | tuple[str, str | None]
-"""The tokens as little-endian u32, the name of an error nobody expected, or a refusal's message and field."""
+"""The tokens as little-endian u32, the name of an unexpected error, or a refusal's message and field."""
 
 _log = get_logger("lb.tokenizer")
 
@@ -119,7 +119,7 @@ class TokenizerProcess:
         self._connection, theirs = Pipe()
         with theirs:
             arguments = (sys.executable, "-m", __name__, str(self._model), str(theirs.fileno()))
-            # Without our own input and output, which others may wait for, even after we have gone.
+            # Without our own input and output: others may wait for their end, even after we have gone.
             nothing, shared = subprocess.DEVNULL, (theirs.fileno(),)
             self._process = subprocess.Popen(arguments, stdin=nothing, stdout=nothing, pass_fds=shared, env=environment)
 
@@ -148,5 +148,5 @@ def serve(model: str, connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(EOFError, ConnectionError):  # whoever asks is gone
+    with suppress(EOFError, ConnectionError):  # the parent is gone
         serve(sys.argv[1], Connection(int(sys.argv[2])))

@@ -20,9 +20,9 @@ from pinyon.runtime.outgoing import Outgoing, Pace
 
 SESSIONS_MAX = 4096
 DIALS = 16
-"""The sessions to watched instances that are opened in one turn of the event loop: each takes it about 0.7 ms."""
+"""The sessions to watched instances that are opened per turn of the event loop: each takes about 0.7 ms."""
 DIAL_S = 0.02
-"""The time between two such turns."""
+"""The time between two turns in which sessions are opened."""
 LOAD_INTERVAL_S = 0.1
 WRITE_S = 10.0
 MESSAGES_MAX = 32
@@ -33,17 +33,16 @@ METHOD = Method("/pinyon.api.worker.v1.WorkerService/Session", worker_pb2.Sessio
 _log = get_logger("lb.worker")
 
 OnLoad = Callable[[str, worker_pb2.Load, int], None]
-"""A callback with an instance's address, its load, and how many of our submissions were under way then and are not
-included in the load."""
+"""A callback with an instance's address, its load, and how many of our submissions the load does not include because
+they were under way then."""
 
 
 class WorkerSessions:
     """The sessions to instances. ``unread_tokens`` limits the mailbox of one request.
 
     Instances are asked to report their load to ``on_load``, at most every :data:`LOAD_INTERVAL_S`. Watched ones report
-    even if nothing was sent to them. The callback ``on_load_lost`` gets the address of an instance that has reported
-    when the session to it ends, or turns out to lead to a process that has gone. No reports of that instance follow
-    until it is back."""
+    even if nothing was sent to them. When the session to an instance that has reported ends, or turns out to lead to a
+    process that has gone, ``on_load_lost`` gets its address. No reports of that instance follow until it is back."""
 
     def __init__(
         self,
@@ -60,13 +59,13 @@ class WorkerSessions:
         self._open: set[WorkerSession] = set()
         """All sessions that have not ended."""
         self._sessions: dict[str, WorkerSession] = {}
-        """The sessions in which requests may begin, by address. The others are retired: their instances have restarted
-        or gone, and their requests may end."""
+        """The sessions in which requests may begin, by address. All other sessions are retired, as their instances have
+        restarted or gone: requests in them may only end."""
         self._closed = False
         self._watched: dict[str, str] = {}
         """The ids of watched instances, by address."""
         self._silent: dict[str, float] = {}
-        """The addresses of watched instances without a session, and when the next may be opened."""
+        """The addresses of watched instances without a session, each with the time when one may be opened."""
         self._dials = False
         """True while there are such addresses, and :meth:`_dial` is called again and again."""
 
@@ -128,7 +127,7 @@ class WorkerSessions:
                 self._dial_at(address, self._clock())
 
     def _dial_at(self, address: str, when_s: float) -> None:
-        """Opens a session to a watched instance at ``when_s``, unless there is one then."""
+        """Opens a session to a watched instance at ``when_s``, unless there is one by then."""
         self._silent[address] = when_s
         if not self._dials:
             self._dials = True
@@ -145,10 +144,10 @@ class WorkerSessions:
         for address in due[:DIALS]:
             try:
                 self._session(address, self._watched[address])
-            except Unavailable:  # there are too many, or the pause has grown meanwhile
+            except Unavailable:  # there are too many sessions, or the pause has grown meanwhile
                 self._dial_later(address)
         self._dials = bool(self._silent) and not self._closed
-        if self._dials:  # those that are due are dialed without a pause, a few in each turn of the loop
+        if self._dials:  # sessions that are due are opened without a pause, a few in each turn of the loop
             asyncio.get_running_loop().call_later(0.0 if len(due) > DIALS else DIAL_S, self._dial)
 
     def _heard(self, session: WorkerSession, load: worker_pb2.Load) -> None:
@@ -156,8 +155,8 @@ class WorkerSessions:
             self._on_load(session.address, load, max(0, session.streams.opened - load.received))
 
     def _gone(self, session: WorkerSession) -> None:
-        """Notes that an address has lost its session, the present one or an earlier one, and that it is avoided if the
-        instance has said nothing."""
+        """Notes that an address has lost a session, the present or an earlier one. If the instance has said nothing,
+        the address is avoided for a while."""
         if self._sessions.get(session.address) is session:
             if session.stream.spoke:
                 self._pauses.succeeded(session.address)
@@ -166,7 +165,7 @@ class WorkerSessions:
             self._lose(session)
 
     def _lose(self, session: WorkerSession) -> None:
-        """Reports that an address has lost its present session, and dials a watched one again."""
+        """Reports that an address has lost its present session, and opens a new one if the instance is watched."""
         address = session.address
         del self._sessions[address]
         if session.heard:
@@ -192,8 +191,8 @@ class WorkerSessions:
 
 
 class WorkerSession:
-    """One long-lived stream to a decode instance; the submissions of one event-loop turn travel in one message. It
-    opens its stream at once. When that breaks, the session ends and is replaced by a new one."""
+    """One long-lived stream to a decode instance; the submissions of one event-loop turn travel in one message. The
+    session opens its stream at once. When the stream breaks, the session ends and is replaced by a new one."""
 
     def __init__(self, owner: WorkerSessions, address: str, instance_id: str) -> None:
         self._owner = owner
@@ -205,8 +204,8 @@ class WorkerSession:
         self.stream = Dialed(address, METHOD, WRITE_S, connect)
         pace = Pace(lambda: len(self.streams), time.monotonic)
         self.outgoing: Outgoing[worker_pb2.SessionRequest] = Outgoing(worker_pb2.SessionRequest, pace, MESSAGES_MAX)
-        """The outgoing messages. There is room while the instance takes them; the session ends when it has taken none
-        for ``WRITE_S``."""
+        """The outgoing messages. There is room while the instance accepts them; the session ends if it has accepted
+        none for ``WRITE_S``."""
         self.outgoing.message(ASK_BYTES).load_interval_ms = round(LOAD_INTERVAL_S * 1e3)
         self.task = asyncio.create_task(self._run(), name=f"worker-session {address}")
 

@@ -1,4 +1,4 @@
-"""The servers of one cluster: which may get a request now, and the results of their requests."""
+"""The servers of one cluster: which of them may get a request now, and the results of their requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServerFleet:
     """The servers of one cluster, all on one event loop."""
 
     def __init__(self, servers: Sequence[Server], models: ServedModels, clock: Clock, cluster: str = "") -> None:
-        """Takes the ``servers``; ``cluster`` names an adopted one of another region, and is empty for the own."""
+        """Takes the ``servers``; ``cluster`` names an adopted cluster of another region, and is empty for our own."""
         self.servers: dict[str, Server] = {}
         self.leaving: dict[str, Server] = {}
         """The servers that get no new requests, and still have some of ours."""
@@ -41,7 +41,7 @@ class ServerFleet:
         self.use(servers)
 
     def use(self, servers: Sequence[Server]) -> None:
-        """Uses exactly these servers from now on. Requests on other servers run on."""
+        """Uses exactly these servers from now on. Requests on other servers continue."""
         wanted = {server.name: server for server in servers}
         for name, server in list(self.servers.items()):
             if name not in wanted:
@@ -69,7 +69,7 @@ class ServerFleet:
         return layer
 
     def described(self) -> Iterator[Mapping[str, Any]]:
-        """Yields each model as the server with the shortest context describes it: that is all one can count on."""
+        """Yields each model as described by the server with the shortest context: more cannot be relied on."""
         for name in self.models:
             said = [self.servers[target.name].models.get(name) for target in self._layer(name)]
             best = min([each for each in said if each], key=_context, default={})
@@ -100,7 +100,7 @@ class ServerFleet:
         layer.set_live(server.name, False)
 
     def found(self, server: Server) -> None:
-        """Records that a server reports to be well."""
+        """Records that a server reports that it is well."""
         self._breaker.found(server.name)
         if server.gone:
             server.gone = False
@@ -114,8 +114,8 @@ class ServerFleet:
         self.refresh(server)
 
     def missing(self, server: Server, why: str, *, gone: bool = False, silent: bool = False) -> None:
-        """Records that a server is not well, or does not listen (``gone``). A ``silent`` one does not answer at all,
-        unlike one that only takes nothing new, so requests whose answers have not begun go elsewhere."""
+        """Records that a server is not well, or does not listen (``gone``). A ``silent`` server does not answer at all,
+        unlike one that only takes nothing new. So its requests whose answers have not begun go elsewhere."""
         server.gone = server.gone or gone
         server.lacks = why
         if server.healthy:
@@ -143,11 +143,11 @@ class ServerFleet:
             self._models.tell()
 
     def marks(self, server: Server) -> dict[str, int]:
-        """Returns by model how many of our requests a server can know of if it is asked now."""
+        """Returns, by model, how many of our requests a server can know of when it is asked now."""
         return {name: target.sent for name, _, target in self._targets(server)}
 
     def _targets(self, server: Server) -> list[tuple[str, Layer, Target]]:
-        """Returns a server as the targets that it is, one for each model, with the model's name and layer."""
+        """Returns the targets that a server is, one for each model, with the model's name and layer."""
         layers = [(name, self._layer(name)) for name in server.models]
         return [(name, layer, target) for name, layer in layers if (target := layer.get(server.name)) is not None]
 
@@ -161,14 +161,14 @@ class ServerFleet:
         self.refresh(server)
         self._models.tell()
 
-    # -- a request's path, as pinyon.frontdoor.upstreams.regions.RegionTargets has it for other regions
+    # -- a request's path; pinyon.frontdoor.upstreams.regions.RegionTargets has the same methods for other regions
 
     def _server(self, name: str) -> Server:
-        """Returns the server of that name, even one that leaves."""
+        """Returns the server of that name, even one that is leaving."""
         return self.servers.get(name) or self.leaving[name]
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
-        """Sends a request and returns when the answer's head is here, which must begin within ``first_byte_s``. The
+        """Sends a request and returns when the head of the answer has come; it must begin within ``first_byte_s``. The
         caller closes the answer, and watches the deadline. Raises :class:`Absent`, :class:`Broke` and
         :class:`ConnectionsFull` (:mod:`pinyon.frontdoor.failures`)."""
         return self._server(target).send(forward.url, forward.fields, forward.body, first_byte_s)
@@ -179,7 +179,7 @@ class ServerFleet:
         server.outstanding += 1
         if self._breaker.is_open(target):
             self._breaker.tried(target, self._clock())
-            self.refresh(server)  # that was the one request to try it with
+            self.refresh(server)  # the breaker lets only this one request through, as a trial
         return self._layer(forward.served.name).sent(forward.route.routed, target)
 
     def ended(self, target: str, sent: Target | None) -> None:
@@ -200,7 +200,7 @@ class ServerFleet:
             self.refresh(server)
 
     def failed(self, target: str, *, absent: bool = False) -> None:
-        """Records a failure by the target's fault; ``absent`` if it was not there."""
+        """Records a failure that is the target's fault; ``absent`` if the target was not there."""
         self._breaker.failed(target, self._clock(), absent=absent)
         self.refresh(self._server(target))
 
@@ -220,7 +220,7 @@ class ServerFleet:
     # -- whether requests would be served (pinyon.frontdoor.readiness.Watched)
 
     def lacks(self) -> str:
-        """Returns why no model is served, for people; empty if one is."""
+        """Returns why no model is served, in words for people; empty if one is served."""
         if any(served.live for served in self.models.values()):
             return ""
         # Addresses are left out, as anybody may ask for this.

@@ -1,5 +1,5 @@
-"""OpenAI servers, and other regions that have some, as targets: whole HTTP exchanges, retried while no byte of an
-answer has come."""
+"""OpenAI servers, and other regions that have such servers, as targets: whole HTTP exchanges, retried while no byte of
+an answer has come."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class UpstreamKind:
             if no_room.lasting:
                 forward.exclude.add(name)
             else:
-                targets.refused(forward.served.name, name, 0)  # it may go there again when that region reports room
+                targets.refused(forward.served.name, name, 0)  # it gets requests again when it reports room
         except (Absent, Broke, ConnectionsFull) as failure:
             self._failed(forward, failure, targets)
         finally:
@@ -114,7 +114,7 @@ class UpstreamKind:
             forward.paid += error.sends
             forward.final = error.begun
         if not isinstance(error, Absent) or not forward.here:
-            forward.exclude.add(name)  # absent targets get nothing until they are back
+            forward.exclude.add(name)  # absent targets here get nothing until they are back anyway
 
     async def _refused(self, forward: Forward, answer: Answer, targets: ServerFleet | RegionTargets) -> None:
         """Stores the refusal, in case no other target has room."""
@@ -124,7 +124,7 @@ class UpstreamKind:
                 body = await answer.whole(REFUSAL_BYTES)
         except (Broke, TimeoutError):
             body = None
-        if body is None:  # it is too large, incomplete or late
+        if body is None:  # the body is too large, incomplete or late
             fields = [each for each in fields if each[0] == b"retry-after"] + [(b"content-type", JSON)]
             body = error_body(HttpError(answer.status, REFUSED), answer.status)
         kind, lines = from_server(fields, own_rates=True)
@@ -140,12 +140,12 @@ class UpstreamKind:
     def retries(self, forward: Forward) -> PinyonError | None:
         if isinstance(forward.error, NoRoom) and forward.tries < TRIES_MAX:
             return None
-        # A forwarded request has one costly attempt, as its own region has more: they would multiply.
+        # A forwarded request has one costly attempt here, as its own region retries it: attempts would multiply.
         most = 1 if forward.sender else self.limits.attempts
         return forward.error if forward.final or forward.paid >= most or forward.tries >= TRIES_MAX else None
 
     def gives_up(self, forward: Forward) -> bool:
-        """Returns True for a request of another region, which retries it, and when all live servers have failed it."""
+        """Returns True for a request of another region, which retries it, and if all live servers have failed it."""
         return bool(forward.sender) or (bool(forward.exclude) and not forward.served.others(forward.exclude))
 
     def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
@@ -154,7 +154,7 @@ class UpstreamKind:
         return error
 
     async def wait_change(self, forward: Forward, timeout_s: float) -> None:
-        """Drops no exclusions: a server that failed the request is not asked twice, even if it is back."""
+        """Keeps all exclusions: a server that failed the request is not asked twice, even if it is back."""
         await self.models.wait_news(timeout_s)
 
 

@@ -13,11 +13,11 @@ LABELS = {
 }
 """The labels of the metric by path; all other paths share one."""
 NOT_FOR_ONE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""The paths that change one server of many, which those who may ask for text must not do."""
+"""The paths that change one server of many; clients that may only ask for text must not do that."""
 
 
 class UpstreamRoutes(Routes):
-    """The routes: all that is posted below ``/v1/`` goes on; lists of models are answered here."""
+    """The routes: every POST below ``/v1/`` is forwarded; lists of models are answered here."""
 
     def __init__(self, forwarding: Forwarding, models: ServedModels, fleet: ServerFleet) -> None:
         super().__init__(
@@ -45,7 +45,7 @@ class UpstreamRoutes(Routes):
 
 
 def passes(path: str) -> bool:
-    """Returns whether a path goes on: it is below ``/v1/``, for a server too, so that it reaches nothing else."""
+    """Returns whether a path is forwarded: for the server, too, it must be below ``/v1/``, to reach nothing else."""
     if not path.startswith("/v1/") or path in NOT_FOR_ONE or len(path) == len("/v1/"):
         return False
     return not any(part in ("", ".", "..") for part in path[len("/v1/") :].split("/")) and path.isprintable()

@@ -2,8 +2,8 @@
 
 For each server, one task asks every second whether it is well, and now and then for its models. Another task asks for
 its load ten times a second (SkyWalker §4.1), one question at a time, so that slow servers are asked less often. A
-report is valid for about a second (the pushing rule decides), so a server that reports nothing gets nothing new. If
-such a server is well, its outstanding requests are counted instead."""
+report is valid for about a second (as the pushing rule decides), so a server without a report gets nothing new. If a
+server is well but never reports, its outstanding requests are counted instead."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ HEALTH_BYTES_MAX = 64 << 10
 FAILURES = 2
 """The failures in a row after which a listening server counts as not well."""
 MISSES = 4
-"""The misses in a row after which a server counts as one that never reports its load."""
+"""The missed reports in a row after which a server counts as one that never reports its load."""
 REST = 5
-"""A server is not asked for its load again for this many times the duration of its last answer, unless its report would
-be outdated before the next one (:class:`pinyon.routing.pushing.PendingSettings`)."""
+"""The pause before a server is asked for its load again, as a multiple of its last answer's duration. It is shorter if
+the report would be outdated before the next one (:class:`pinyon.routing.pushing.PendingSettings`)."""
 FRESH_S = 0.8
-"""The longest time between two answers that take at most half of it. An answer that itself takes longer says nothing
-about the present."""
+"""The longest time between two answers that each take at most half of it. An answer that takes longer than this says
+nothing about the present."""
 MODELS_S = 10.0
 """The time between two questions for a server's models."""
 METRICS_S = 60.0
-"""The time between two questions for metrics to a server that had none we understand."""
+"""The time between two questions for metrics to a server whose metrics we did not understand."""
 ANSWER_S: Final = 5.0
 BYTES_MAX: Final = 1 << 20
 SERVER_MODELS_MAX: Final = 256
@@ -55,7 +55,7 @@ _log = get_logger("lb.upstreams")
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
     """The times of the watch, in seconds. ``load_s``: between two load reports. ``health_s``: between two health
-    checks. ``answer_s``: after this, an unanswered question has failed."""
+    checks. ``answer_s``: an unanswered question has failed after this time."""
 
     load_s: float = 0.1
     health_s: float = 1.0
@@ -70,7 +70,7 @@ class Watch:
         self._tasks: dict[Server, list[asyncio.Task[None]]] = {}
 
     def start(self) -> None:
-        """Watches the present servers, and no others; to be called at each change."""
+        """Watches the present servers, and no others; must be called at each change."""
         servers = list(self.fleet.servers.values())
         for server in [each for each in self._tasks if each not in servers]:
             for task in self._tasks.pop(server):
@@ -106,9 +106,9 @@ class _Asker:
         self._fleet, self._times, self._clock = watch.fleet, watch.times, watch.clock
         self._health_path, self._load_path = b"/health", b"/metrics"
         self._failures = 0
-        """The failures in a row to show that the server is well."""
+        """The failures in a row of the health check."""
         self._misses = 0
-        """The failures in a row to report the load."""
+        """The failures in a row to get the server's load."""
         self._models_due_s = self._metrics_due_s = 0.0
 
     # -- health and models
@@ -162,7 +162,7 @@ class _Asker:
         """Asks for the server's load."""
         server = self._server
         if not server.healthy:
-            if server.gone:  # another kind of server may come back
+            if server.gone:  # another kind of server may come back in its place
                 self._metrics_due_s = 0.0
                 server.kind = None
             return self._times.load_s
@@ -177,7 +177,7 @@ class _Asker:
         try:
             status, page = await server.ask(self._load_path, self._times.answer_s, PAGE_BYTES_MAX)
             load = read_load(server.kind, page) if status == 200 else None
-        except Unavailable:  # the health check finds out whether it is well
+        except Unavailable:  # the health check finds out whether the server is well
             load = None
         took_s = self._clock() - began_s
         if load is None or took_s > FRESH_S:
@@ -218,7 +218,7 @@ class _Asker:
 
 
 async def discover_models(server: Server) -> dict[str, Mapping[str, Any]] | str:
-    """Returns a server's descriptions of its models by name, or why there are none: a sentence without a capital
+    """Returns a server's descriptions of its models by name; or the reason why there are none, without a capital
     letter. Raises :class:`Unavailable`."""
     status, body = await server.ask(b"/v1/models", ANSWER_S, BYTES_MAX)
     if status in (401, 403):

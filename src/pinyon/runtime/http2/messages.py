@@ -1,4 +1,4 @@
-"""A stream's messages as tasks of an event loop read and write them, the same at either end."""
+"""The messages of a stream, as tasks of an event loop read and write them; the same at either end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MessageStream:
         self._no_more = False
         """True once the peer sends nothing more."""
         self._error: BaseException | None = None
-        """The error for which there is nothing more to read; None after the peer's normal end."""
+        """The error that ended reading; None after the peer's normal end."""
 
     # -- reading
 
@@ -119,7 +119,7 @@ class MessageStream:
 
     async def write(self, message: Any) -> None:
         """Sends a message when the peer has room. Raises :class:`asyncio.InvalidStateError` when the stream is over;
-        reading says why."""
+        then :meth:`read` raises the reason."""
         await self._room()
         if not self.push(message):
             raise asyncio.InvalidStateError("the call is over")
@@ -181,6 +181,6 @@ class MessageStream:
 
 
 def _drop(doing: Awaitable[None] | None) -> None:
-    """Closes a coroutine that came when there was no reader any more to await it."""
+    """Closes a coroutine that was made when no reader was left to await it."""
     if isinstance(doing, Coroutine):
         doing.close()

@@ -21,9 +21,9 @@ from pinyon.runtime.http2.wire import ErrorCode
 IDLE_S = 10.0
 """Seconds after which a connection without any call is ended."""
 IDLE_DEAD_TICKS = 40
-"""The ticks, 10 s in all, for which a peer without calls may be silent, as nobody waits for it."""
+"""The ticks, 10 s in all, for which a peer without calls may be silent; no call waits for such a peer."""
 FAREWELL_S = 1.0
-"""Seconds for cancelled calls to end."""
+"""Seconds that cancelled calls may take to end."""
 LINGER_S = 5.0
 """Seconds that a peer may take to read the data before the end of a call."""
 
@@ -46,7 +46,7 @@ class SessionContext(MessageStream):
         self.served = False
         """True once the handler has ended the call well or has read a message.
 
-        A peer gets no credit for a call of an unknown method, or one refused before its message was read."""
+        A peer is not credited for a call of an unknown method, nor for one refused before its message was read."""
 
     def peer(self) -> str:
         """Returns ``ipv4:host:port`` or ``ipv6:[host]:port``, as grpcio does."""
@@ -187,7 +187,7 @@ class ServerProtocol(Http2Protocol):
     def _ended(self, context: SessionContext) -> None:
         self.contexts.discard(context)
         self._served = self._served or context.served
-        self._called = self._served or bool(self.contexts)  # a peer that is only refused counts as one without calls
+        self._called = self._served or bool(self.contexts)  # a peer that is only refused has made no calls
         if context.served and not context.broken:
             self.connection.served()
         context.task = None

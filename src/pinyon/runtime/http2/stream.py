@@ -17,7 +17,7 @@ MESSAGE_BYTES: Final = 4 << 20
 """The size limit of a received message."""
 PREFIX_BYTES: Final = 5
 KEPT_BYTES: Final = 64
-"""The bytes that a kept message counts for besides its own, so that empty messages count, too."""
+"""The bytes that a kept message counts for, in addition to its own, so that empty messages count, too."""
 _PREFIX: Final = struct.Struct(">BI")
 """The prefix of each gRPC message: whether it is compressed, and its length."""
 _HEADS: Final = struct.Struct(">HBBBIBI")
@@ -27,7 +27,7 @@ _HEADS: Final = struct.Struct(">HBBBIBI")
 UNFINISHED_MAX: Final = 4
 """The number of largest messages that may be incomplete on a connection at once.
 
-The bytes of an incomplete message take no room of the stream's window, so that a message can be larger than that."""
+The bytes of an incomplete message take no room of the stream's window, so a message can be larger than the window."""
 
 
 class StreamFailed(Exception):
@@ -75,7 +75,7 @@ class Receiver(Protocol):
         """Notes that the peer sends nothing more, after trailers or without."""
 
     def refused(self, error: StreamFailed) -> None:
-        """Notes that received data is refused; a server may end the stream with that status, else it fails for it."""
+        """Notes that received data is refused. A server may end the stream with that status; else the stream fails."""
 
     def failed(self, error: StreamFailed) -> None:
         """Notes that the stream is over for both sides; the last call."""
@@ -120,7 +120,7 @@ class Http2Stream:
         """The bytes of messages that the receiver holds and has not processed yet."""
         self._partial = bytearray()
         self._partial_told = 0
-        """The part of it that the connection has counted, in bytes."""
+        """The part of these bytes that the connection has counted."""
         self._pending: deque[memoryview] = deque()
         self._trailers: Callable[[], bytes] | None = None
         self._ended = False
@@ -194,7 +194,7 @@ class Http2Stream:
             connection.write(wire.frame(DATA, END_STREAM, self.stream_id, b""))
         else:
             connection.write(self._trailers())
-            if not self.remote_closed:  # section 8.1: tells that the rest of the request is not needed
+            if not self.remote_closed:  # section 8.1: tells the peer that the rest of the request is not needed
                 connection.write(wire.reset(self.stream_id, ErrorCode.NO_ERROR))
                 self.remote_closed = True
         self._close_if_done()
@@ -293,7 +293,7 @@ class Http2Stream:
             self._window += free
             connection.write(wire.window_update(self.stream_id, free))
 
-    # -- its end
+    # -- the stream's end
 
     def fail(self, error: StreamFailed) -> None:
         """Ends the stream for both sides and tells the receiver; the connection tells the peer if need be."""

@@ -60,7 +60,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFailed(Exception):
-    """An error: the peer broke the protocol or a limit, and the connection ends with this code."""
+    """The error when the peer broke the protocol or a limit; the connection ends with its code."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Memory that the processor cannot address, and its drivers, which can copy it: the port behind which GPUs are."""
+"""Memory that the processor cannot address, and the drivers that can copy it: the interface to GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class DeviceError(Exception):
-    """A device or its driver refused, or there is none; the text is for people."""
+    """The error when a device or its driver refuses, or there is none; the text is for people."""
 
 
 class DeviceMemory(Protocol):
@@ -25,7 +25,7 @@ class DeviceMemory(Protocol):
 
     @property
     def exportable(self) -> bool:
-        """True if :meth:`dmabuf` will answer, as far as the driver knows. Costs nothing to ask."""
+        """True if :meth:`dmabuf` will return a descriptor, as far as the driver knows. Costs nothing to read."""
         ...
 
     def copy_out(self, offset: int, host: memoryview) -> None:
@@ -53,9 +53,9 @@ class DeviceDriver(Protocol):
         ...
 
     def open(self, device_id: int, address: int, length: int) -> DeviceMemory:
-        """Returns memory that somebody else has allocated, and keeps as long as this is used.
+        """Returns memory that somebody else has allocated and keeps for as long as it is used here.
 
-        Raises DeviceError if there is no such device, or it is not its memory."""
+        Raises DeviceError if there is no such device, or the memory does not belong to it."""
         ...
 
     def pin(self, host: memoryview) -> Callable[[], None]:

@@ -1,8 +1,7 @@
 """DLPack: the memory behind a tensor of any array library, without copying it and without importing the library.
 
-Layouts and rules are those of the DLPack C API 1.x (``dlpack.h``) and its Python specification. Here
-``numpy.from_dlpack`` does not do: what it makes of a capsule without version is read-only, and it knows only the CPU.
-"""
+Layouts and rules are those of the DLPack C API 1.x (``dlpack.h``) and its Python specification. ``numpy.from_dlpack``
+is not enough here: arrays made of capsules without a version are read-only, and it knows only the CPU."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 """The deleter's type. It is called with the GIL held, as some libraries' deleters touch Python objects."""
 _UNVERSIONED, _VERSIONED = b"dltensor", b"dltensor_versioned"
 _USED = {name: ctypes.create_string_buffer(b"used_" + name) for name in (_UNVERSIONED, _VERSIONED)}
-"""A capsule keeps the pointer to its name, so these live as long as the process."""
+"""A capsule keeps the pointer to its name, so these names live as long as the process."""
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
@@ -74,14 +73,14 @@ def is_dlpack(value: object) -> bool:
 
 
 class DlpackTensor:
-    """A consumed capsule, which holds the producer's memory until it is collected itself.
+    """A consumed capsule; it holds the producer's memory until it is itself collected.
 
-    For numpy it is an object with the array interface, so that an array made of it keeps it alive."""
+    numpy sees it as an object with the array interface, so an array made of it keeps it alive."""
 
     def __init__(self, producer: Any) -> None:
         """Takes the producer's capsule over.
 
-        Raises InvalidTransfer if it cannot be exported, is read-only, a copy, empty, not C-contiguous or senseless."""
+        Raises InvalidTransfer if the tensor cannot be exported, or is read-only, a copy, empty or not C-contiguous."""
         capsule = _export(producer)
         name = next((name for name in _USED if _is_valid(capsule, name)), None)
         if name is None:
@@ -106,7 +105,7 @@ class DlpackTensor:
         self.address = int(tensor.data or 0) + int(tensor.byte_offset)
         if not tensor.data or self.address + self.nbytes > 1 << 64:
             raise _invalid("the tensor's data pointer makes no sense")
-        # Up to here an error leaves the capsule alone, and its own destructor frees the tensor. From here on we do.
+        # Up to here, an error leaves the capsule alone, whose destructor frees the tensor. From here on, we do.
         if _rename(capsule, ctypes.addressof(_USED[name])):
             raise _invalid("the DLPack capsule cannot be taken over")
         if managed.deleter:
@@ -130,7 +129,7 @@ def _export(producer: Any) -> object:
 
 
 def _nbytes(tensor: _Tensor) -> int:
-    """Returns the bytes of a tensor; raises InvalidTransfer unless it is without gaps, in row-major order."""
+    """Returns the bytes of a tensor; raises InvalidTransfer unless it is in row-major order without gaps."""
     item_bits = tensor.bits * tensor.lanes
     if not item_bits or item_bits % 8:
         raise _invalid(f"elements of {item_bits} bits")

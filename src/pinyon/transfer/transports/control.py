@@ -1,6 +1,6 @@
-"""The common part of shm and rdma, over whose links only requests and answers go, while the payload goes another way.
+"""The common part of shm and rdma: their links carry only requests and answers, while the payload goes another way.
 
-For memory that the initiator reaches by itself, it asks the owner once per key what that key opens."""
+To reach the owner's memory by itself, an initiator asks the owner once per key what that key opens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pinyon.transfer.types.spans import MAX_SPANS, Spans
 
 
 class Opened(Protocol):
-    """An answer to what a key opens, as a transport's peers exchange it."""
+    """An answer to the question what a key opens, as a transport's peers exchange it."""
 
     @property
     def code(self) -> int:
-        """Zero, or the ``Reason`` number why the key opens nothing."""
+        """Zero, or the number of the ``Reason`` why the key opens nothing."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class KnownKeys(Generic[P]):
         opened = self.opened
         unknown = [key for key in keys if key not in opened]
         if unknown and (len(opened) + len(unknown) > self._most_keys or self._spans > MAX_SPANS):
-            self.forget()  # most of the keys belong to leases that are over
+            self.forget()  # most of the keys belong to leases that have ended
             unknown = list(keys)
         refused: dict[bytes, P] = {}
         for start in range(0, len(unknown), MAX_FRAME_REQUESTS):

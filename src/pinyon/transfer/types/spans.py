@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pinyon.transfer.types.errors import InvalidTransfer
 
 MAX_SPANS = 1 << 16
-"""The ranges of all that a peer is told in one answer, and about as many as it remembers."""
+"""The maximum number of ranges that a peer is told in one answer, and about as many as the peer remembers."""
 
 
 class Spans(NamedTuple):

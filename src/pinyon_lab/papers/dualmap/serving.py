@@ -1,4 +1,4 @@
-"""DualMap by policy: requests in time (Fig. 3) and latencies (Fig. 4) over rates. At one rate affinity and balance
+"""DualMap by policy: requests in time (Fig. 3) and latencies (Fig. 4) over rates. At one rate: affinity and balance
 (Figs. 1, 10, 11), hot instances (Fig. 8), and the gain by each part (Fig. 5)."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RATES: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("conversation", "7B", PREFILL_ONLY): (6.0, 7.0, 8.0, 9.0, 10.0),
     ("toolagent", "7B", PREFILL_ONLY): (14.0, 17.0, 20.0, 23.0, 26.0),
 }
-"""The rates in requests/s: from one at which all requests are in time to one at which few are."""
+"""The rates in requests/s, from one at which all requests are in time to one at which few are."""
 
 
 def _rated(given: FigureInputs, *kinds: str) -> Table:

@@ -1,7 +1,7 @@
 """FEATHER §3.2 and §3.3: the gain in decoding by a prefix that a whole batch shares.
 
-It is shown by share of requests, share of the prompt, groups, levels of a tree, prefix lengths with a small model, and
-batch sizes."""
+The gain is shown by share of requests, share of the prompt, groups, levels of a tree, prefix lengths with a small
+model, and batch sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTPUT_TOKENS = 50
 """The output tokens of Experiment 1; the paper does not print those of the others."""
 SUFFIX = 20
 LEVEL = 0.03
-"""Our choice: the difference that counts as none."""
+"""Our choice: a difference up to this counts as none."""
 
 DECODED = Column("decode_tokens_s", "decoded, tokens/s", ",.0f", Basis.MODELLED)
 OVERALL = Column("tokens_s", "tokens/s", ",.0f", Basis.MODELLED)
@@ -44,7 +44,7 @@ class _Table(Table):
         super().__init__(given, *columns, section=f"{given.section}, Experiment {experiment}", basis=basis)
 
     def ran(self, run: BatchRun, *what: float | str) -> None:
-        """Adds a row of a run; ``what`` are the values of the first columns, and the others are numbers of the run."""
+        """Adds a row of a run; ``what`` are the values of the first columns, and the run gives the others."""
         numbers = run._asdict()
         self.add(*what, *(numbers[column.key] for column in self.columns[len(what) :]), **numbers)
 
@@ -236,7 +236,7 @@ SMALL_PREFIXES = (100, 500, 1_000, 5_000, 10_000)
 """Our choice, as the groups are: the text prints neither."""
 FEW_GROUPS = (1, 2, 5, 20)
 SHORT, DROP = 0.05, 0.2
-"""Our choice: the greatest loss that is no drop, and the least that is one."""
+"""Our choice: the greatest loss that counts as no drop, and the least that counts as one."""
 
 
 @figure("feather-fig3.8", PAPER, "§3.2, Fig. 3.8", "prefix lengths and groups, Qwen 0.5B")

@@ -1,6 +1,6 @@
 """FEATHER's scheduling on the CPU, and how long a simulated server waits for it.
 
-It is measured by policy and length (Fig. 5.9), by operation of its tree (Table 5.1), and by the tokens in a chunk of
+The costs are given by policy and length (Fig. 5.9), by operation of the tree (Table 5.1), and by tokens per chunk of
 the tree (Fig. 5.11)."""
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def tokens_round(name: str, tokens: int, clock: Clock, *, by_tokens: bool = Fals
 
 
 def waits(policies: Sequence[str], tokens: int, tell: Tell, clock: Clock) -> dict[str, SchedulingCost]:
-    """Returns the measured cost of each policy before each step. Policies that order the queue also cost time for each
-    waiting request. As in the paper, they order it before each step; our serving code does so only where a request may
+    """Returns the measured cost of each policy before each step. Policies that order the queue also take time for each
+    waiting request. As in the paper, they order it before each step; our serving code does so only when a request may
     enter."""
     found = {}
     for policy in policies:
@@ -126,7 +126,7 @@ def _told(found: Mapping[str, float], form: str, unit: str) -> str:
 
 
 TREE = TreeLoad(1_000, 5_000, 64, 50)
-"""A fifth of the paper's requests. How much of them is shared is our choice: the text does not print it."""
+"""A fifth of the paper's requests. The shared part of their tokens is our choice: the text does not print it."""
 NAMES = {"insert": "INSERT", "add": "ADDTOBATCH", "finish": "FINISH", "find": "FINDBEST"}
 SAID = {
     "insert": "INSERT 5,000 153,714 768,570,573",

@@ -30,15 +30,15 @@ BUDGET: Final = 32_768
 ACTIVE_PREFILLS: Final = 1_024
 """The number of prompts for which a step has room: the paper's engine has no bound but its budget."""
 OWN_TOKENS: Final = 32
-"""Our choice: the tokens of each request behind the shared prefix."""
+"""Our choice: the tokens of each request after the shared prefix."""
 REQUESTS = 1_000
 """Our choice: the requests of a run; the paper nowhere prints how long its runs are."""
 PASSED_OVER_S: Final = 3600
-"""The longest that a request may be passed over: the paper's loop has no bound; ours is 10 s by default."""
+"""The longest time for which a request may be passed over: the paper's loop has no bound; ours is 10 s by default."""
 SAMPLE_S: Final = 5.0
 SEED: Final = 0
 WARM_S: Final = 100_000.0
-"""The time between warm-up and what counts, and between successive batches: all requests have ended by then."""
+"""The time between warm-up and what counts, and between successive batches: by then, all requests have ended."""
 
 FCFS, NEVER = "fcfs", "never"
 BOUND: Final = f"passed_over_s={PASSED_OVER_S}"
@@ -152,7 +152,7 @@ PLAIN: Final = FeatherServer()
 
 
 class BatchRun(NamedTuple):
-    """The results of batches: ``tokens_s`` is over all of the time, ``decode_tokens_s`` over that of decoding steps."""
+    """The results of batches: ``tokens_s`` is over the whole time, ``decode_tokens_s`` over that of decoding steps."""
 
     tokens_s: float
     decode_tokens_s: float
@@ -208,7 +208,7 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class FeatherLoad:
-    """A load, by default that of §5.2. With ``groups`` 0 no prompts share anything; with ``levels`` above 1 a tree
+    """A load, by default that of §5.2. If ``groups`` is 0, no prompts share anything. If ``levels`` exceeds 1, a tree
     (Fig. 3.7) replaces the groups. ``rates``, pairs of requests/s and seconds, replace ``rate`` and ``requests``."""
 
     rate: float = 100.0
@@ -216,7 +216,7 @@ class FeatherLoad:
     prefix_tokens: int = 5_000
     output_tokens: int = 200
     requests: int = 0
-    """The number of requests; 0 means as many as all runs have."""
+    """The number of requests; 0 means the same number as all runs have."""
     levels: int = 1
     rates: tuple[tuple[float, float], ...] = ()
 
@@ -252,8 +252,8 @@ class FeatherLoad:
 
 
 def tree(leaf: int, levels: int, tokens: int) -> list[tuple[str, int]]:
-    """Returns the path to a leaf of Fig. 3.7's tree. Level i has 2^i branches and a quarter of the tokens, the last
-    level what is left."""
+    """Returns the path to a leaf of Fig. 3.7's tree. Level i has 2^i branches and a quarter of the tokens; the last
+    level has the remaining tokens."""
     part = tokens // 4
     sizes = [part] * (levels - 1) + [tokens - part * (levels - 1)]
     return [(f"{level}: {leaf >> (levels - 1 - level)}", size) for level, size in enumerate(sizes)]
@@ -277,7 +277,7 @@ class FeatherServed(NamedTuple):
     batch: float
     """The mean number of requests in a decoding step."""
     tbt_s: float
-    """The mean time between two of a request's tokens, with the wait for a place in the batch."""
+    """The mean time between two of a request's tokens, including the wait for a place in the batch."""
     ttft_s: float
     """The median."""
     evicted: int
@@ -292,7 +292,7 @@ class FeatherServed(NamedTuple):
     read_s: float
     """The time to read decoding's weights and KV, as the profile counts it, at full memory bandwidth."""
     computing: float
-    """The share of the time that all computed tokens, of prompts and answers, would take at the rate of prompts."""
+    """The share of the time that all computed tokens, of prompts and answers, would take at the speed of prompts."""
     samples: tuple[LoadSample, ...]
 
     @property

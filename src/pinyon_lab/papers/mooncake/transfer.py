@@ -16,7 +16,7 @@ GQA, ITEM_BYTES = 8, 2
 A800_FLOPS = 8 * 312e12
 """The machine's G (Table 1)."""
 H800_FLOPS = 8 * 989e12
-"""NVIDIA's data sheet of the H800 SXM, dense 16 bit; the paper names none."""
+"""NVIDIA's data sheet of the H800 SXM, dense 16 bit; the paper gives no number."""
 GB = 1e9
 
 
@@ -150,7 +150,7 @@ LENGTHS = (8192, 16_384, 32_768, 65_536, 131_072)
 RATIOS = (0.0, 0.95)
 DECODED = 128
 SCHEDULE_S = 0.001
-"""The time that our conductor takes for a placement; where there is one request, nothing queues."""
+"""The time that our conductor takes for a placement; as there is one request, nothing queues."""
 PARTS = ("schedule", "prefill", "transfer", "load", "decode")
 
 

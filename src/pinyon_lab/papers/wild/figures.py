@@ -1,16 +1,16 @@
 """Figs. 25 to 28 of "KVCache cache in the wild" (§4.3): hit ratio by size of the CPU cache, for three models.
 
-Queued TTFT is the gain by more hits where prompts wait. Fig. 28 is the gain by each technique of Table 2, Qwen2-7B, CPU
-cache = HBM.
+Queued TTFT is the gain by more hits when prompts wait. Fig. 28 is the gain by each technique of Table 2, for Qwen2-7B
+and a CPU cache of the HBM's size.
 
-① fitted distributions, ② a prompt's head outlives its end, ③ the expected lifespan. §4.3 gives ② to all policies.
+Techniques: ① fitted distributions, ② a prompt's head outlives its end, ③ the expected lifespan. §4.3 gives ② to all.
 
 A model of one serving instance says how many blocks its cache holds, and which part of a trace it serves. The paper
-scales its traces "to fit the processing capability" of the testbed and prints neither the factor nor that capability. A
-hint stands in §3.5: "suppose a GPU can process 5 requests per second", of Qwen2-7B and trace A. Those requests' tokens,
-but for those that an ideal cache would have, are what one GPU computes in a second. Other models compute as many times
-fewer tokens as a GPU has more parameters to multiply with. As a check, 2 FLOP per parameter and token make that 96
-TFLOPS, a third of an A800's 312 (Mooncake, Table 1)."""
+scales its traces "to fit the processing capability" of the testbed and prints neither the factor nor that capability.
+Its §3.5 gives a hint, for Qwen2-7B and trace A: "suppose a GPU can process 5 requests per second". The tokens of these
+requests, without those that an ideal cache would have, are what one GPU computes in a second. Other models compute
+fewer tokens, in inverse proportion to the parameters per GPU that they multiply with. As a check, 2 FLOP per parameter
+and token make that 96 TFLOPS, a third of an A800's 312 (Mooncake, Table 1)."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ REFERENCE_PER_S = (
 def capacity_blocks(model: ServingModel, block_tokens: int, ratio: float) -> int:
     """Returns the blocks that fit in the HBM for KV and a CPU cache of ``ratio`` times that size.
 
-    Both count, because a block is in one of them: a block without room on the GPU goes to the CPU, and a block without
-    room there is removed (§4.1)."""
+    Both count, because a block is in one of the two. A block without room on the GPU goes to the CPU, and a block
+    without room there is removed (§4.1)."""
     return int(model.kv_hbm_bytes * (1 + ratio) / (model.token_bytes * block_tokens))
 
 
@@ -68,8 +68,8 @@ def computed_per_s(model: ServingModel) -> float:
 def served(workload: Workload, model: ServingModel, generator: random.Random) -> Workload:
     """Returns the part of a workload that one instance serves: as many users as it can, at their own times.
 
-    Where no users are named, sessions are drawn. Where neither is named, all requests stay: requests drawn one by one
-    would not find the blocks that they reuse."""
+    If no users are named, sessions are drawn. If neither is named, all requests stay: requests drawn one by one would
+    not find the blocks that they reuse."""
     end_s = workload.rows[0].time_s + HOUR_S
     rows = [row for row in workload.rows if row.time_s < end_s]
     unit: Unit | None = "user" if rows[0].user else "session" if rows[0].chat else None
@@ -94,7 +94,7 @@ BASELINES = ("lru", "fifo", "lfu", "s3fifo")
 WORST, BEST = (8.1, 23.9), (1.5, 3.9)
 """The printed gains over the worst and over the best baseline, in %."""
 FALLS_BACK = 0.005
-"""Our choice: a policy so near to LRU "essentially" is LRU."""
+"""Our choice: a policy within this distance of LRU "essentially" is LRU."""
 CLOSE = 0.95
 """Our choice: this share of Belady's hits is "close to optimal"."""
 
@@ -102,9 +102,9 @@ CLOSE = 0.95
 def add_claims(table: Table) -> None:
     """Adds the claims about the rows by workload and ratio, in the order of the ratios.
 
-    Most are about rows with a CPU cache. The printed ranges are of the three figures together, so the range of one must
-    lie inside. Percentages are taken as points of hit ratio: those are in % themselves, and the steps of Fig. 28 add up
-    as points. The text leaves it open, so the relative gains stand beside the points."""
+    Most claims are about rows with a CPU cache. A printed range is for three figures together, so the range of one must
+    lie inside it. Percentages are taken as points of hit ratio: hit ratios are in % themselves, and the steps of Fig.
+    28 add up as points. The text leaves it open, so the relative gains stand beside the points."""
     a, b = (table.rows.those(workload=name) for name in ("qwen-a", "qwen-b"))
     a_with_cpu = RowList(row for row in a if row["ratio"])
     over_best = a_with_cpu.column("over_best")
@@ -334,8 +334,8 @@ SWEEP = {LABELS[WHOLE] if life == LIFE_S else f"workload_aware:life_s={life:g}":
 
 
 class HeadFirst:
-    """A cache like :class:`CacheReplay`, but without ②. Its policy hears of blocks one by one from a prompt's start,
-    and of no places in it: of equal blocks, it evicts the prompt's head first."""
+    """A cache like :class:`CacheReplay`, but without ②. Its policy is told of blocks one by one from a prompt's start,
+    without their places in it: of equally good blocks, it evicts the prompt's head first."""
 
     def __init__(self, policy: EvictionPolicy[int], capacity: int) -> None:
         self._cache = Cache(policy, capacity)

@@ -14,10 +14,10 @@ from pinyon.transfer.types.inventory import Gid, choose_gid
 from pinyon.transfer.types.nic import Nic
 
 POST_WORK = 128
-"""The work requests of one post at most, if the HCA has room for two posts."""
+"""The maximum number of work requests of one post, if the HCA has room for two posts."""
 _GIDS = 1024
 _WANTED_READS = 16
-"""The READs that a queue pair has outstanding at most: as many as common HCAs offer."""
+"""The maximum number of outstanding READs of a queue pair: as many as common HCAs offer."""
 _PORT_ACTIVE = 4
 _GID_KINDS = {0: "IB/RoCE v1", 1: "IB/RoCE v1", 2: "RoCE v2"}
 
@@ -65,7 +65,7 @@ class Hca:
 
     @property
     def present(self) -> bool:
-        """False once the HCA is gone or is being removed, which waits until we have closed it."""
+        """False once the HCA is gone or is being removed; its removal waits until we have closed it."""
         return self._character_device is None or self._character_device.exists()
 
     def register(self, region: Region) -> tuple[int, int]:
@@ -112,8 +112,8 @@ def register_memory(pd: Any, region: Region, start: int, length: int, access: Ac
     """Makes bytes of a region known to a NIC, and open to peers as far as ``access`` says.
 
     Returns the handle and the address by which work requests name the first of these bytes. Only this function tells
-    kinds of memory apart. GPU memory whose driver exports it as a dmabuf has the address ``offset`` for its first byte;
-    GPU memory that cannot be registered so is staged from then on. Raises VerbsError."""
+    kinds of memory apart. GPU memory that its driver exports as a dmabuf has the address ``offset`` for its first byte.
+    GPU memory that cannot be registered in this way is staged from then on. Raises VerbsError."""
     names = pyverbs()
     memory = region.device
     rights = names.e.IBV_ACCESS_LOCAL_WRITE
@@ -141,7 +141,7 @@ def register_memory(pd: Any, region: Region, start: int, length: int, access: Ac
 
 
 def _find_gid(table: Any, nic: Nic) -> tuple[int, bytes]:
-    """Returns index and value of the GID that the NIC is configured with, by RoCE v2 if possible; else the best one."""
+    """Returns index and value of the GID that the NIC is configured with, for RoCE v2 if possible; else of the best."""
     gids = [
         Gid(entry.gid_index, _GID_KINDS.get(entry.gid_type, ""), _gid_text(entry))
         for entry in table

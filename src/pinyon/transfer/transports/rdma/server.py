@@ -2,8 +2,8 @@
 
 A NIC checks a key of 32 bits, which can be guessed. So each link has a protection domain of its own. A NIC's key works
 only for the queue pair of the link that asked for it, in the granted ranges and direction, until the grant is revoked.
-A registration is a system call per range (docs/design/transfer.md has the figures), so it is made only for what a peer
-asks for by RDMA."""
+A registration is a system call per range (docs/design/transfer.md has the figures), so it is made only for the ranges
+that a peer asks for by RDMA."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RdmaServer:
             deadline = self._context.clock() + self._context.limits.stall_s
             body = inbound.stream.receive_bytes(rdma_wire.body_bytes(header, reply=False), deadline)
             if header.op is RdmaOp.PAIR:
-                if paired:  # also after a failed PAIR: what it had made ends with the link
+                if paired:  # also after a failed PAIR: what that PAIR had made ends with the link
                     raise WireError("a second PAIR on a link")
                 paired = True
                 lent, answer = self._pair(inbound, body)
@@ -71,7 +71,7 @@ class RdmaServer:
             self._lent.add(lent)
             inbound.on_end += [lambda: self._lent.remove(lent), lent.close]
             pair = QueuePair(hca, lent.pd, posts=False)
-            # Destroyed before its memory and the HCA are let go, and before a waiter for the link's end goes on.
+            # Destroyed before its memory and the HCA are released, and before a waiter for the link's end goes on.
             inbound.on_end.append(pair.close)
             first_packet = secrets.randbits(24)
             mtu, reads = min(theirs.mtu, hca.mtu), min(theirs.reads, hca.reads_in)
@@ -90,14 +90,14 @@ class RdmaServer:
         return rdma_wire.pack_resolved(RdmaCode.OK, grants)
 
     def _take_back(self, grant: Grant) -> None:
-        """Takes the grant back from all links: from then on no NIC lets a peer touch anything for it."""
+        """Takes the grant back from all links: from then on, no NIC lets a peer use it."""
         if grant.lent:
             for lent in list(self._lent):
                 lent.take_back(grant)
 
 
 class LentMemory:
-    """The protection domain of one link, and what is registered in it."""
+    """The protection domain of one link, and the memory that is registered in it."""
 
     def __init__(self, hca: Hca) -> None:
         """Makes the protection domain. Raises :class:`VerbsError` if the HCA has no room."""
@@ -109,7 +109,7 @@ class LentMemory:
             self.pd = pyverbs().PD(hca.context)
 
     def lend(self, grant: Grant) -> RegionGrant:
-        """Registers the grant's ranges at first use; returns what the peer must know, or why it is lent nothing.
+        """Registers the grant's ranges at first use; returns what the peer must know, or why nothing is lent.
 
         The registration ends with the grant or the link. Raises VerbsError if the NIC has no room."""
         region = grant.region
@@ -117,12 +117,12 @@ class LentMemory:
             return RegionGrant(0)
         if region.device is not None and not region.direct:
             return RegionGrant(Reason.OTHER_TRANSPORT)
-        self._asked.add(grant)  # before its life is looked at, as ``lent`` below
+        self._asked.add(grant)  # before ``alive`` is read, like ``lent`` below
         with self._lock:
             known = self._lent.get(grant)
             if known is not None:
                 return known[1]
-            grant.lent = True  # before the next look: a thread that revokes sees this, or has shut the grant already
+            grant.lent = True  # before ``alive`` is read: a revoking thread sees this, or has already ended the grant
             if not grant.alive:
                 self._asked.discard(grant)
                 return RegionGrant(Reason.UNKNOWN_REGION)
@@ -138,7 +138,7 @@ class LentMemory:
                     free(handle)
                 self._asked.discard(grant)
                 if isinstance(error, VerbsError) and region.device is not None and not region.direct:
-                    return RegionGrant(Reason.OTHER_TRANSPORT)  # it has just turned out so
+                    return RegionGrant(Reason.OTHER_TRANSPORT)  # this attempt has shown that it cannot be registered
                 raise
             made = RegionGrant(0, grant.rights, grant.spans, tuple(keys))
             self._lent[grant] = handles, made
@@ -146,7 +146,7 @@ class LentMemory:
 
     def take_back(self, grant: Grant) -> None:
         """Takes the grant back: from then on the NIC refuses the keys that were lent for it."""
-        if grant not in self._asked:  # and no wait for a registration under way
+        if grant not in self._asked:  # returns without waiting for a registration under way
             return
         with self._lock:
             self._asked.discard(grant)

@@ -97,7 +97,7 @@ class _Session:
             else:
                 self._write(request, *shm_wire.parse_ranges(body, request), deadline)
 
-    # --- READ: the peer copies; it only asks where ---
+    # --- READ: the peer copies; it only asks for the place ---
 
     def _resolve(self, request: shm_wire.ShmRequestHead, keys: list[bytes], deadline: float) -> None:
         places = tell(self._service.context, self._inbound, keys, self._place, shm_wire.ShmPlace)
