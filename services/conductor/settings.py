@@ -54,10 +54,7 @@ class ConductorSettings(ServiceSettings):
     instances_max: int = setting(512, "most instances, store nodes included", ge=1, le=4096)
     index_keys_max: int = setting(10_000_000, "most blocks in the index: 22 to 35 bytes each", ge=1, le=1_000_000_000)
     index_stride_tokens: int = setting(
-        64,
-        "distance in tokens between the blocks of a prompt that the index holds; 1: it holds all blocks",
-        ge=1,
-        le=4096,
+        64, "distance in tokens between the blocks of a prompt in the index; 1: it has all blocks", ge=1, le=4096
     )
     inflight_max: int = setting(100_000, "most placements in flight", ge=1)
     inflight_unclaimed_s: float = setting(

@@ -70,10 +70,7 @@ class LbSettings(JournalSettings):
     conductor: Address = setting("", "host:port of the conductor")
     http_listen: Address = setting("127.0.0.1:0", "host:port of the HTTP server; port 0 takes a free one")
     processes: int = setting(
-        1,
-        "number of load balancer processes on this host that share one --http-listen (docs/use/deploy.md)",
-        ge=1,
-        le=256,
+        1, "load balancer processes on this host that share one --http-listen (docs/use/deploy.md)", ge=1, le=256
     )
     http_reuse_port: bool = setting(
         False, "lets others listen at --http-listen too (SO_REUSEPORT); --processes sets it"
@@ -101,10 +98,7 @@ class LbSettings(JournalSettings):
         0, "requests per minute of a tenant whose API key sets no limit; 0: no limit", ge=0, le=1 << 30
     )
     tenant_tpm: int = setting(
-        0,
-        "tokens per minute (prompt and generated) of a tenant whose API key sets no limit; 0: no limit",
-        ge=0,
-        le=1 << 40,
+        0, "tokens per minute, prompts included, of a tenant whose API key sets no limit; 0: none", ge=0, le=1 << 40
     )
     queue_limit: int = setting(1024, "requests that may wait for their turn; more get 429", ge=0, le=1 << 20)
     in_flight_limit: int = setting(4096, "requests that run at once; more wait in the queue", ge=1, le=1 << 20)

@@ -52,15 +52,17 @@ class AdminServiceServicer:
     """
 
     def Apply(self, request, context):
-        """Changes settings while the process runs, and tells all that can be changed. Each change is logged with who asked.
+        """Changes settings while the process runs, and returns all that can be changed. Each change is logged with its
+        caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Record(self, request, context):
-        """What a load balancer serves from now on, without text, tokens, block keys and names, until the caller has enough. An
-        empty message says that it has begun. Requests that arrived before are not in it, nor those without a token.
+        """Sends the requests that a load balancer serves from now on, without text, tokens, block keys and names, until the
+        caller stops. An empty message says that it has begun. Requests that arrived earlier, or had no token, are left
+        out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

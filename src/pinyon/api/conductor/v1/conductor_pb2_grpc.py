@@ -84,7 +84,7 @@ class ConductorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScheduleSession(self, request_iterator, context):
-        """The same for load balancers: requests and answers of one loop turn travel in one message.
+        """The same for load balancers: requests and answers of one turn of the event loop travel in one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,14 +105,14 @@ class ConductorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LookupBlocks(self, request, context):
-        """What the block index knows of a prompt: per instance, how many leading blocks it holds.
+        """The block index's knowledge of a prompt: how many leading blocks each instance holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why a request runs, or ran, where it does, and what came of it. NOT_FOUND if it is not known, or not any more.
+        """Tells why a request runs, or ran, where it does, and with what result. NOT_FOUND if it is not known, or no longer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

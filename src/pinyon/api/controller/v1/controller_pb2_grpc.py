@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ControllerServiceStub:
-    """It is asked for nothing while a request runs: while it is away, load balancers go on with what they were told last.
+    """No request needs the controller: while it is away, load balancers go on with what they were last told.
     """
 
     def __init__(self, channel):
@@ -63,11 +63,12 @@ class ControllerServiceStub:
 
 
 class ControllerServiceServicer:
-    """It is asked for nothing while a request runs: while it is away, load balancers go on with what they were told last.
+    """No request needs the controller: while it is away, load balancers go on with what they were last told.
     """
 
     def Session(self, request_iterator, context):
-        """One for each load balancer: it registers, then reports each second; it is told the federation, and each change of it.
+        """One stream for each load balancer, which registers, then reports each second. It is told the federation, and each
+        change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,23 +82,22 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddInstance(self, request, context):
-        """An instance counts from now on: an upstream is used by the load balancers of its cluster, a worker that was removed is
-        used again.
+        """Adds an instance: the load balancers of its cluster use an upstream from now on, and use a removed worker again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveInstance(self, request, context):
-        """It counts no longer: load balancers send it nothing new. Remembered, also when it was not known.
+        """Removes an instance: load balancers send it nothing new. Remembered even if the instance was not known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForgetLoadBalancer(self, request, context):
-        """Forgets a load balancer that does not come back, and its clusters if no other one owns them. FAILED_PRECONDITION while
-        it lives.
+        """Forgets a load balancer that will not come back, and its clusters if no other one owns them. FAILED_PRECONDITION
+        while the load balancer lives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +140,7 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService:
-    """It is asked for nothing while a request runs: while it is away, load balancers go on with what they were told last.
+    """No request needs the controller: while it is away, load balancers go on with what they were last told.
     """
 
     @staticmethod

@@ -71,7 +71,7 @@ class LbServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WhereTo(self, request, context):
-        """Where a request of the caller could go now, and why not elsewhere. Nothing is sent anywhere.
+        """Tells where a request of the caller could go now, and why not elsewhere. Sends no request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PeerServiceStub:
-    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one, and its region.
     """
 
     def __init__(self, channel):
@@ -43,12 +43,12 @@ class PeerServiceStub:
 
 
 class PeerServiceServicer:
-    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one, and its region.
     """
 
     def Session(self, request_iterator, context):
-        """One stream from each load balancer to each other one. A request that comes over it is served in this region or refused,
-        and never goes on to another one.
+        """One stream from each load balancer to each other one. A request that comes over it is served or refused in this
+        region, and never forwarded again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,7 +71,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PeerService:
-    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one and of which region.
+    """For load balancers of the same federation only: with TLS, the certificate says that a caller is one, and its region.
     """
 
     @staticmethod
