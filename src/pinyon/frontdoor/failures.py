@@ -10,6 +10,7 @@ from pinyon.core.errors import DeadlineExceeded, Internal, NotFound, PinyonError
 from pinyon.http.answer import Reply
 from pinyon.runtime.logging import get_logger
 
+_RAISED = Exception("raised")
 _log = get_logger("lb.http")
 
 
@@ -91,7 +92,7 @@ def broken_by(error: Exception, reply: Reply, limit_s: float, log_id: str) -> Pi
         try:
             raise error
         finally:
-            del error  # its traceback has this frame: a cycle, which would keep the request's body
+            error = _RAISED  # its traceback has this frame: a cycle, which would keep the request's body
     if isinstance(error, PinyonError):
         return error
     _log.error("uncaught error in an answer", exc_info=error, extra={"request_id": log_id})
