@@ -36,7 +36,7 @@ class AccessLog:
     def answered(self, method: str, route: str, status: int | str, seen: Logged, *, quiet: bool = False) -> None:
         """Logs an ended request, a ``quiet`` one at debug level only."""
         level = logging.DEBUG if quiet else logging.INFO
-        known, seen.facts = seen.facts, None  # what returns them may hold ``seen``: a cycle, left to the collector
+        known, seen.facts = seen.facts, None  # a method of what holds ``seen`` would make a cycle
         if not self._enabled or not _log.isEnabledFor(level):
             return
         facts: dict[str, Any] = {"method": method, "route": route, "status": status, "request_id": seen.log_id}

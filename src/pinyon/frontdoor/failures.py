@@ -92,7 +92,7 @@ def broken_by(error: Exception, reply: Reply, limit_s: float, log_id: str) -> Pi
         try:
             raise error
         finally:
-            error = _RAISED  # its traceback has this frame: a cycle, which would keep the request's body
+            error = _RAISED  # the traceback's frame would keep the error and the body; ``del`` crashes compiled code
     if isinstance(error, PinyonError):
         return error
     _log.error("uncaught error in an answer", exc_info=error, extra={"request_id": log_id})
