@@ -37,6 +37,7 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.lease_keys import LeaseKeys
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
@@ -129,6 +130,7 @@ class Worker:
         decisions = self._decisions()
         if settings.batching_table:
             restore_learned(Path(settings.batching_table), decisions.steps, self._batching, served.kernel)
+        memory = KvMemory.whole(region, served.layout.block_bytes)
         readers = LeaseKeys(self.transfer, region)
         swaps = None
         if settings.dram_blocks:
@@ -159,8 +161,8 @@ class Worker:
             engine_loop=engine_loop,
             transfer=self.transfer,
             region=region,
-            fetcher=Fetcher(source or self._reader, region, served.layout, clock, settings, layered, store=store),
-            storage=Storage(cache, region, store, settings, clock),
+            fetcher=Fetcher(source or self._reader, memory, served.layout, clock, settings, layered, store=store),
+            storage=Storage(cache, memory, store, settings, clock),
             ledger=ledger,
             telemetry=self._telemetry,
             clock=clock,

@@ -26,6 +26,7 @@ from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import TransferSettings, start_transfer_engine
 from pinyon.store.client import StoreClient
 from pinyon.store.directory import NODES_FRESH_S
+from pinyon.store.kv_memory import KvMemory, Pieces
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
@@ -118,6 +119,7 @@ class Client:
         self.engine = start_transfer_engine(TransferSettings(**transfer))  # type: ignore[arg-type]
         self.memory = bytearray(slots * OBJECT)
         self.region: Region = self.engine.register_local_memory(self.memory)
+        self.kv = KvMemory.whole(self.region, OBJECT)
         self.channels = NodeChannels()
         self.reader = BlockReader(self.engine, self.channels)
         self._ahead_s = 0.0
@@ -134,12 +136,12 @@ class Client:
         await self.channels.close()
         await asyncio.to_thread(self.engine.close)
 
-    def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Region, int]]:
+    def fill(self, numbers: Sequence[int]) -> list[tuple[bytes, Pieces]]:
         """Writes the objects of these numbers to this client's memory, from slot 0 on; returns them."""
         objects = []
         for slot, number in enumerate(numbers):
             self.memory[slot * OBJECT : (slot + 1) * OBJECT] = content(number)
-            objects.append((key(number), self.region, slot * OBJECT))
+            objects.append((key(number), self.kv.pieces(slot)))
         return objects
 
     async def put(self, numbers: Sequence[int]) -> tuple[PutOutcome, ...]:
@@ -185,8 +187,8 @@ class Client:
 
     async def _read(self, address: str, numbers: Sequence[int], slot: int, timeout_s: float) -> int:
         """Reads to this slot and the next ones; returns how many leading objects arrived, after checking them."""
-        keys, offsets = [key(each) for each in numbers], [(slot + at) * OBJECT for at in range(len(numbers))]
-        arrived = (await self.reader.read(address, keys, self.region, offsets, OBJECT, timeout_s)).leading
+        keys, places = [key(each) for each in numbers], [self.kv.pieces(slot + at) for at in range(len(numbers))]
+        arrived = (await self.reader.read(address, keys, places, OBJECT, timeout_s)).leading
         await settled(self.reader)  # the lease ends in the background
         for at, number in enumerate(numbers[:arrived], slot):
             assert self.slot(at) == content(number), f"object {number} holds something else"

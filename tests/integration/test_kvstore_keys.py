@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pinyon.messages.segment import segment_from_proto
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.reader import ReadResult
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Reason, TransferRequest, TransferResult
@@ -131,10 +132,8 @@ async def test_a_reader_whose_key_was_revoked_misses_and_asks_again(node: Node, 
     probe = await acquire(node, 0)
     lease_id = probe.lease_id + 1
     assert await release(node, probe)
-    offsets, mover = [0, OBJECT], TooLate()
-    result = await client.reader.read(
-        node.address, [key(0), key(1)], client.region, offsets, OBJECT, WAIT_S, arrivals=mover
-    )
+    places, mover = [client.kv.pieces(0), client.kv.pieces(1)], TooLate()
+    result = await client.reader.read(node.address, [key(0), key(1)], places, OBJECT, WAIT_S, arrivals=mover)
     assert mover.results
     assert all(each.reason.is_stale for each in mover.results)
     assert result == ReadResult(0, worked=None)
@@ -165,7 +164,7 @@ async def test_memory_being_sent_is_not_reused_when_its_lease_ends(redis_url: st
     size = 8 << 20
     async with running_node(redis_url, pool_mib=8) as node, client_of(redis_url, slots=size // OBJECT) as client:
         client.memory[:] = b"\xaa" * size
-        result = await client.store.put([(key(0), client.region, 0)], size, WAIT_S)
+        result = await client.store.put([(key(0), KvMemory.whole(client.region, size).pieces(0))], size, WAIT_S)
         assert result[0] in (PutOutcome.STORED, PutOutcome.EXISTS)
         lease = await acquire(node, 0)
         sock = await asyncio.to_thread(slow_reader, lease)

@@ -15,6 +15,7 @@ from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass
 from pinyon.eviction import Traits
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.records import Life, NodeRecord
 from pinyon.store.runs import Run
@@ -122,7 +123,8 @@ async def test_many_more_puts_than_there_are_places_are_served_in_turn(redis_url
         left = set(range(puts))
 
         async def put(number: int) -> None:
-            (outcome,) = await client.store.put([(key(number), client.region, 0)], size, WAIT_S)
+            pieces = KvMemory.whole(client.region, size).pieces(0)
+            (outcome,) = await client.store.put([(key(number), pieces)], size, WAIT_S)
             if outcome is PutOutcome.STORED:
                 left.discard(number)
             else:
@@ -254,10 +256,10 @@ async def test_a_cancelled_put_gives_its_room_back(node: Node, client: Client) -
 
 async def test_a_cancelled_get_gives_its_leases_back(node: Node, client: Client) -> None:
     await client.stored(range(8))
-    keys, offsets = [key(number) for number in range(8)], [slot * OBJECT for slot in range(8)]
+    keys, places = [key(number) for number in range(8)], [client.kv.pieces(slot) for slot in range(8)]
     cancelled = 0
     for turns in range(60):
-        fetch = asyncio.create_task(client.reader.read(node.address, keys, client.region, offsets, OBJECT, WAIT_S))
+        fetch = asyncio.create_task(client.reader.read(node.address, keys, places, OBJECT, WAIT_S))
         for _ in range(turns):
             await asyncio.sleep(0)
         fetch.cancel()

@@ -13,13 +13,16 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import RequestClass
 from pinyon.eviction import NO_TRAITS
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.writer import PutOutcome
+from pinyon.transfer import Access, Region
 from services.worker.kv.storage import POOL_SHARE, Storage
 from services.worker.orders.limits import WorkerLimits
 from tests.unit.worker.caches import Holder, new_cache
 from tests.worker_integrity import check_pool
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
+REGION = Region(memoryview(bytearray(1)), "", Access.NONE)
 POOL = 24
 QUEUE_S = 5.0
 
@@ -59,8 +62,8 @@ class Play:
         self.now = 0.0
         self.cache = new_cache(LAYOUT, POOL, lambda: self.now)
         self.store = Store()
-        region: Any = None
-        self.storage = Storage(self.cache, region, self.store, WorkerLimits(store_queue_s=QUEUE_S), lambda: self.now)
+        memory = KvMemory.whole(REGION, LAYOUT.block_bytes)
+        self.storage = Storage(self.cache, memory, self.store, WorkerLimits(store_queue_s=QUEUE_S), lambda: self.now)
         self.requests: list[tuple[Holder, list[bytes]]] = []
 
     def do(self, operation: str, number: int, blocks: int) -> None:

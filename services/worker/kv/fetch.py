@@ -22,8 +22,9 @@ from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.reader import BlockReader, ReadTerms
-from pinyon.transfer import Region, TransferEngine
+from pinyon.transfer import TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
 from services.worker.orders.limits import WorkerLimits
@@ -134,7 +135,7 @@ class Fetcher:
     def __init__(
         self,
         source: BlockReader,
-        region: Region,
+        memory: KvMemory,
         layout: KvLayout,
         clock: Clock,
         limits: WorkerLimits,
@@ -142,7 +143,7 @@ class Fetcher:
         store: StoreClient | None = None,
     ) -> None:
         self._source = source
-        self._region = region
+        self._memory = memory
         self._layout = layout
         self._clock = clock
         self._timeout_s = limits.fetch_timeout_s
@@ -276,8 +277,7 @@ class Fetcher:
             result = await self._source.read(
                 span.address,
                 wanted.keys[at:end],
-                self._region,
-                [block * self._layout.block_bytes for block in wanted.table[at:end]],
+                [self._memory.pieces(block) for block in wanted.table[at:end]],
                 self._layout.block_bytes,
                 read.offered_s,
                 terms=ReadTerms(order.request_id, wanted.traceparent, order.request_class, at),

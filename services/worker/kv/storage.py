@@ -26,9 +26,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 from pinyon.store.client import StoreClient
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.runs import Run, Runs
 from pinyon.store.writer import PutOutcome
-from pinyon.transfer import Region
 from services.worker.kv.cache import KvCache
 from services.worker.orders.limits import WorkerLimits
 
@@ -78,10 +78,10 @@ class Storage:
     """The writer: ``offer`` blocks; ``start`` and ``close`` on the event loop. Without a store it does nothing."""
 
     def __init__(
-        self, cache: KvCache, region: Region, store: StoreClient | None, limits: WorkerLimits, clock: Clock
+        self, cache: KvCache, memory: KvMemory, store: StoreClient | None, limits: WorkerLimits, clock: Clock
     ) -> None:
         self._cache = cache
-        self._region = region
+        self._memory = memory
         self._limit = min(limits.store_queue_blocks, cache.pool.total // POOL_SHARE)
         self._store = store if self._limit else None
         self._queue_s = limits.store_queue_s
@@ -250,8 +250,8 @@ class Storage:
 
     async def _put(self, store: StoreClient, request_class: RequestClass, batch: dict[BlockKey, _Waiting]) -> bool:
         """Puts a batch. Returns False if the store is to be left alone for a while."""
-        size = self._cache.layout.block_bytes
-        objects = [(key, self._region, each.block * size) for key, each in batch.items()]
+        size = self._memory.object_bytes
+        objects = [(key, self._memory.pieces(each.block)) for key, each in batch.items()]
         runs = [each.run for each in batch.values()]
         places = [each.place for each in batch.values()]
         blocks = [each.block for each in batch.values()]

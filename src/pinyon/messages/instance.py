@@ -35,7 +35,7 @@ _RANGES = (
 )
 _INFO = (
     *("instance_id", "boot_id", "address", "model", "model_fingerprint", "capacity_blocks", "max_batch"),
-    *("max_context_tokens", "key_secret_id", "short_first"),
+    *("max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself"),
 )
 _LOAD = (
     *("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms"),
@@ -72,6 +72,7 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
     for name in needed:
         check_id(said[name], f"registration.{name}")
     check_text(message.key_secret_id, "registration.key_secret_id")
+    check_text(message.server_url, "registration.server_url", ADDRESS_CHARS_MAX)
     return InstanceInfo(role=role, layout=layout, **said)
 
 
@@ -161,7 +162,7 @@ def instance_to_proto(state: InstanceState, indexed_blocks: int, report_age_s: f
     )
 
 
-_LAYOUT = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype")
+_LAYOUT = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype", "packing", "packed_bytes")
 shape_of: Callable[[KvLayout | common_pb2.KvLayout], tuple[Any, ...]] = attrgetter(*_LAYOUT)
 """Returns the shape of a message or a value."""
 

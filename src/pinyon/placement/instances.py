@@ -44,6 +44,10 @@ class InstanceInfo:
     """True for a store node that keeps its blocks on SSDs."""
     short_first: bool = False
     """True if its order of service computes short prompts before long ones."""
+    server_url: str = ""
+    """The base URL of its OpenAI-compatible server; empty for instances that load balancers reach at ``address``."""
+    keeps_to_itself: bool = False
+    """True if it neither fetches KV nor lends it."""
 
     @property
     def group(self) -> KvGroup:

@@ -18,13 +18,14 @@ from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.store.directory import BlockDirectory
+from pinyon.store.kv_memory import Pieces
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import MAX_KEYS
 from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, PutOutcome
-from pinyon.transfer import Region, TransferEngine
+from pinyon.transfer import TransferEngine
 
 PUT_ATTEMPTS = 2
 """The largest number of nodes that are tried for one object."""
@@ -64,7 +65,7 @@ class StoreClient:
 
     async def put(
         self,
-        objects: Sequence[tuple[BlockKey, Region, int]],
+        objects: Sequence[tuple[BlockKey, Pieces]],
         object_bytes: int,
         timeout_s: float,
         *,
@@ -72,7 +73,7 @@ class StoreClient:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
     ) -> tuple[PutOutcome, ...]:
-        """Stores those ``(key, region, byte offset)`` objects of ``object_bytes`` each that the store lacks.
+        """Stores those ``(key, pieces of memory)`` objects of ``object_bytes`` each that the store lacks.
 
         ``runs`` names each object's run. Objects of one run go to one node as long as it takes them, in this put and in
         later ones, because runs are read as a whole. By default, the objects of one call are one run. ``request_class``
@@ -91,7 +92,7 @@ class StoreClient:
         if places is None:
             places = range(len(objects))
         deadline = self._clock() + timeout_s
-        keys = [key for key, _, _ in objects]
+        keys = [key for key, _ in objects]
         nodes, located = await self._directory.locate(keys, timeout_s)
         outcomes = [PutOutcome.EXISTS] * len(objects)
         wanted: dict[BlockKey, int] = {}
@@ -125,7 +126,7 @@ class StoreClient:
         self,
         node: NodeRecord,
         indexes: Sequence[int],
-        objects: Sequence[tuple[BlockKey, Region, int]],
+        objects: Sequence[tuple[BlockKey, Pieces]],
         object_bytes: int,
         until_s: float,
         whole_s: float,

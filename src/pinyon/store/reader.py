@@ -19,11 +19,14 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
+from pinyon.store.kv_memory import Pieces, RemotePiece, side_by_side
 from pinyon.store.node_channels import NodeChannels
-from pinyon.transfer import Opcode, Region, TransferRequest, TransferResult
+from pinyon.transfer import Opcode, TransferRequest, TransferResult
 
 MAX_KEYS = 4096
 """The largest number of keys in one Acquire or PutStart."""
+LAYERS_MAX = 1024
+"""The largest number of layers that a holder may describe."""
 RELEASE_S = 2.0
 """The seconds after which a Release is abandoned: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
@@ -86,22 +89,23 @@ class BlockReader:
         self,
         address: str,
         keys: Sequence[BlockKey],
-        region: Region,
-        offsets: Sequence[int],
+        places: Sequence[Pieces],
         block_bytes: int,
         timeout_s: float,
         *,
         terms: ReadTerms = ReadTerms(),  # a value
         arrivals: Mover | None = None,
     ) -> ReadResult:
-        """Reads block ``keys[i]`` of the holder at ``address`` to byte ``offsets[i]`` of ``region``, up to a gap.
+        """Reads block ``keys[i]`` of the holder at ``address`` into the memory ``places[i]``, up to a gap.
+
+        All places have as many pieces, with ``block_bytes`` in all.
 
         If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
         end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
-        nothing writes to the region any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked.
+        nothing writes there any more. Raises Unavailable, DeadlineExceeded, … if the holder cannot be asked.
         Then no block counts as arrived, even if some of more than ``MAX_KEYS`` keys were read before."""
-        if len(keys) != len(offsets):
-            raise InvalidArgument("one offset per key is needed", field="offsets")
+        if len(keys) != len(places):
+            raise InvalidArgument("one place per key is needed", field="places")
         deadline = self._clock() + timeout_s
         mover = arrivals or self._engine
         leading = 0
@@ -115,7 +119,7 @@ class BlockReader:
                 request_class=class_to_proto(terms.request_class),
                 first_block=terms.first_block + start,
             )
-            got = await self._read_part(address, request, region, offsets[part], block_bytes, deadline, mover)
+            got = await self._read_part(address, request, places[part], block_bytes, deadline, mover)
             leading += got.leading
             worked = worked if got.worked is None else got.worked
             if not got.worked or got.leading < len(keys[part]):
@@ -126,8 +130,7 @@ class BlockReader:
         self,
         address: str,
         request: kvstore_pb2.AcquireRequest,
-        region: Region,
-        offsets: Sequence[int],
+        places: Sequence[Pieces],
         block_bytes: int,
         deadline: float,
         mover: Mover,
@@ -148,7 +151,7 @@ class BlockReader:
             return nothing
         lease_end = asked + reply.lease_ms / 1000
         try:
-            requests = self._plan(reply, region, offsets, block_bytes)
+            requests = self._plan(reply, places, block_bytes)
             left_s = min(deadline, lease_end) - self._clock()
             if not requests:
                 return nothing
@@ -159,31 +162,45 @@ class BlockReader:
                 return unknown
         finally:
             self.duties.run(self._release(address, reply.lease_id), "release")
-        leading = next((number for number, result in enumerate(results) if not result.ok), len(results))
-        if leading == len(results):
+        good = next((number for number, result in enumerate(results) if not result.ok), len(results))
+        leading = sum([each.length for each in requests[:good]]) // block_bytes
+        if good == len(results):
             return ReadResult(leading, worked=True)
         worked = None if all(result.ok or result.reason.is_stale for result in results) else False
         return ReadResult(leading, worked)
 
     @staticmethod
-    def _plan(
-        reply: kvstore_pb2.AcquireResponse, region: Region, offsets: Sequence[int], block_bytes: int
-    ) -> list[TransferRequest]:
-        """Returns a READ for each leading key that is held, up to the first implausible part of the answer."""
+    def _plan(reply: kvstore_pb2.AcquireResponse, places: Sequence[Pieces], block_bytes: int) -> list[TransferRequest]:
+        """Returns a READ for each piece of each leading key that is held, up to the first implausible part of the
+        answer."""
         try:
             segment = segment_from_proto(reply.segment)
         except PinyonError:
             segment = None
         if segment is None or not segment.regions:
             return []
-        source = segment.regions[0]
+        layers = reply.layers
+        if len(layers) > LAYERS_MAX or any(each.region >= len(segment.regions) for each in layers):
+            return []
         requests: list[TransferRequest] = []
-        for position, (block, offset) in enumerate(zip(reply.blocks, offsets, strict=False)):
-            place = block.offset_bytes
-            fits = block.length_bytes == block_bytes and place + block_bytes <= source.length
-            if block.index != position or not fits:
+        for position, (block, pieces) in enumerate(zip(reply.blocks, places, strict=False)):
+            there = [RemotePiece(segment.regions[0], block.offset_bytes, block_bytes)]
+            if layers:
+                number = block.offset_bytes
+                there = [
+                    RemotePiece(
+                        segment.regions[each.region], each.base_bytes + number * each.stride_bytes, each.length_bytes
+                    )
+                    for each in layers
+                ]
+            fits = block.length_bytes == block_bytes == sum([each.length for each in there])
+            if block.index != position or not fits or any(each.end > each.region.length for each in there):
                 break
-            requests.append(TransferRequest(Opcode.READ, region.key, offset, segment, source.key, place, block_bytes))
+            requests += [
+                TransferRequest(Opcode.READ, here.region_key, here.offset, segment, piece.region.key, piece.offset,
+                                here.length)
+                for here, piece in side_by_side(pieces, there)
+            ]  # fmt: skip
         return requests
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:

@@ -15,8 +15,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.store.background import Background
+from pinyon.store.kv_memory import Pieces
 from pinyon.store.node_channels import NodeChannels
-from pinyon.transfer import Opcode, Region, TransferEngine, TransferRequest
+from pinyon.transfer import Opcode, TransferEngine, TransferRequest
 
 ABORT_S = 2.0
 """The seconds after which a PutEnd that gives room back is given up: the put ends by its timeout."""
@@ -58,13 +59,13 @@ class BlockWriter:
     async def write(
         self,
         address: str,
-        objects: Sequence[tuple[BlockKey, Region, int]],
+        objects: Sequence[tuple[BlockKey, Pieces]],
         object_bytes: int,
         timeout_s: float,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
     ) -> list[PutOutcome]:
-        """Puts up to ``MAX_KEYS`` ``(key, region, byte offset)`` objects; returns one outcome each.
+        """Puts up to ``MAX_KEYS`` ``(key, pieces of memory)`` objects; returns one outcome each.
 
         The blocks' places in their prompts are ``places``, empty if not known. When it returns or raises (cancelled,
         too), the objects' memory is not read any more. Raises Unavailable, DeadlineExceeded, … if the node cannot be
@@ -73,7 +74,7 @@ class BlockWriter:
         if timeout_s <= 0:
             raise DeadlineExceeded("no time left for the put")
         request = kvstore_pb2.PutStartRequest(
-            keys=pack_keys([key for key, _, _ in objects]),
+            keys=pack_keys([key for key, _ in objects]),
             object_bytes=object_bytes,
             timeout_ms=round((timeout_s + PUT_SLACK_S) * 1000),
             request_class=class_to_proto(request_class),
@@ -104,9 +105,9 @@ class BlockWriter:
                 self._duties.run(self._abort(address, reply.put_id), "put abort")
 
     def _plan(
-        self, reply: Any, objects: Sequence[tuple[BlockKey, Region, int]], object_bytes: int
+        self, reply: Any, objects: Sequence[tuple[BlockKey, Pieces]], object_bytes: int
     ) -> tuple[list[TransferRequest], list[PutOutcome]]:
-        """Returns one WRITE per reserved slot, and the outcomes as they will be if all bytes arrive."""
+        """Returns the WRITEs into the reserved slots, and the outcomes as they will be if all bytes arrive."""
         if len(reply.slots) != len(objects):
             raise Unavailable(f"the node answered for {len(reply.slots)} of {len(objects)} objects")
         requests: list[TransferRequest] = []
@@ -114,16 +115,17 @@ class BlockWriter:
         segment = segment_from_proto(reply.segment) if reply.put_id else None
         if segment is not None and not segment.regions:
             raise Unavailable("the node named no region to write to")
-        for slot, (_, region, offset) in zip(reply.slots, objects, strict=True):
+        for slot, (_, pieces) in zip(reply.slots, objects, strict=True):
             if slot.state != kvstore_pb2.PUT_SLOT_STATE_RESERVED or segment is None:
                 outcomes.append(_REFUSED.get(slot.state, PutOutcome.FAILED))
                 continue
             target = segment.regions[0]
             if slot.offset_bytes + object_bytes > target.length:
                 raise Unavailable("the node named a place outside its memory")
-            requests.append(
-                TransferRequest(Opcode.WRITE, region.key, offset, segment, target.key, slot.offset_bytes, object_bytes)
-            )
+            there = slot.offset_bytes
+            for key, offset, length in pieces:
+                requests.append(TransferRequest(Opcode.WRITE, key, offset, segment, target.key, there, length))
+                there += length
             outcomes.append(PutOutcome.STORED)
         return requests, outcomes
 

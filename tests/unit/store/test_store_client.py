@@ -9,12 +9,13 @@ import pytest
 
 from pinyon.core.errors import DeadlineExceeded, PinyonError, Unavailable
 from pinyon.store.client import StoreClient
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.store.records import NodeRecord, Replica
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import TransferEngine
-from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S, Holder, serving
+from tests.unit.store.block_holder import BLOCK, KEYS, PATIENT, WAIT_S, Holder, serving
 
 
 class OneNode:
@@ -45,6 +46,7 @@ class Caller:
         self.metadata = OneNode(address, nodes)
         self.memory = bytearray(BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
+        self.kv = KvMemory.whole(self.region, BLOCK)
         self.channels = NodeChannels()
         self.reader = BlockReader(engine, self.channels)
         self.store = StoreClient(engine, self.metadata, self.channels, clock=lambda: self.now)  # type: ignore[arg-type]
@@ -73,7 +75,7 @@ async def caller(holder: Holder) -> AsyncIterator[Caller]:
 async def test_a_small_block_is_fetched_without_a_thread_over_a_link(holder: Holder, caller: Caller) -> None:
     async def read() -> int:
         ((node, _),) = await caller.store.leading(KEYS[3:4], BLOCK, WAIT_S)
-        read = await caller.reader.read(node.address, KEYS[3:4], caller.region, OFFSETS[:1], BLOCK, WAIT_S)
+        read = await caller.reader.read(node.address, KEYS[3:4], [caller.kv.pieces(0)], BLOCK, WAIT_S)
         return read.leading
 
     assert await read() == 1
@@ -104,7 +106,7 @@ async def two_nodes(share: float) -> tuple[Caller, Writer]:
     writer = Writer(caller, share)
     store: Any = caller.store
     store._writer = writer
-    result = await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
+    result = await caller.store.put([(KEYS[0], caller.kv.pieces(0))], BLOCK, 10.0)
     assert result == (PutOutcome.FAILED,)
     return caller, writer
 
@@ -114,7 +116,7 @@ async def test_a_hanging_node_leaves_the_next_one_its_share_of_time() -> None:
     assert sorted(address for address, _ in writer.asked) == ["1:1", "2:1"]
     assert [timeout_s for _, timeout_s in writer.asked] == [5.0, 5.0]
     caller.now = 5.4  # the pause of the first node ends at 5.5 s
-    await caller.store.put([(KEYS[0], caller.region, 0)], BLOCK, 10.0)
+    await caller.store.put([(KEYS[0], caller.kv.pieces(0))], BLOCK, 10.0)
     assert len(writer.asked) == 2, "both are left alone"
 
 
@@ -123,7 +125,7 @@ async def test_a_node_offered_only_leftover_time_is_not_avoided() -> None:
     (_, first_s), (second, second_s) = writer.asked
     assert (first_s, second_s) == (5.0, 1.0)
     caller.now = 9.0
-    await caller.store.put([(KEYS[1], caller.region, 0)], BLOCK, 10.0)
+    await caller.store.put([(KEYS[1], caller.kv.pieces(0))], BLOCK, 10.0)
     assert [address for address, _ in writer.asked[2:]] == [second]
 
 
@@ -148,6 +150,6 @@ async def test_a_failed_redis_is_left_alone_for_a_moment_then_asked() -> None:
 async def test_a_key_given_twice_is_stored_only_if_the_first_one_is() -> None:
     caller, _ = await two_nodes(share=0.0)
     caller.now = 10.0
-    objects = [(key, caller.region, 0) for key in (KEYS[0], KEYS[1], KEYS[0])]
+    objects = [(key, caller.kv.pieces(0)) for key in (KEYS[0], KEYS[1], KEYS[0])]
     result = await caller.store.put(objects, BLOCK, 10.0)
     assert result == (PutOutcome.FAILED,) * 3

@@ -9,10 +9,11 @@ import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
 from pinyon.transfer import Access, TransferEngine, TransferRequest, TransferResult
-from tests.unit.store.block_holder import BLOCK, KEYS, OFFSETS, PATIENT, WAIT_S, Holder, serving
+from tests.unit.store.block_holder import BLOCK, KEYS, PATIENT, WAIT_S, Holder, serving
 
 
 class Place:
@@ -24,6 +25,7 @@ class Place:
         self.now = 0.0
         self.memory = bytearray(b"\xff" * BLOCK * 8)
         self.region = engine.register_local_memory(self.memory)
+        self.kv = KvMemory.whole(self.region, BLOCK)
         self.channels = NodeChannels()
         self.reader = BlockReader(engine, self.channels, clock=lambda: self.now)
 
@@ -31,7 +33,8 @@ class Place:
         return (await self.read(keys, timeout_s)).leading
 
     async def read(self, keys: Sequence[bytes] = KEYS, timeout_s: float = WAIT_S) -> ReadResult:
-        return await self.reader.read(self.address, keys, self.region, OFFSETS[: len(keys)], BLOCK, timeout_s)
+        places = [self.kv.pieces(slot) for slot in range(len(keys))]
+        return await self.reader.read(self.address, keys, places, BLOCK, timeout_s)
 
     async def settled(self, holder: Holder) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -223,7 +226,7 @@ async def test_a_holder_that_is_not_there_is_an_error(holder: Holder, place: Pla
     with pytest.raises(Unavailable):
         await place.fetch()
     with pytest.raises(InvalidArgument):
-        await place.reader.read("127.0.0.1:9", KEYS, place.region, [0], BLOCK, 1.0)
+        await place.reader.read("127.0.0.1:9", KEYS, [place.kv.pieces(0)], BLOCK, 1.0)
     assert await place.fetch(timeout_s=0.0) == 0
 
 

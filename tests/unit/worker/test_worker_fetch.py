@@ -13,6 +13,7 @@ from pinyon.core.errors import Cancelled, DeadlineExceeded, PinyonError, Resourc
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
 from pinyon.core.request import RequestClass, SamplingParams
+from pinyon.store.kv_memory import KvMemory
 from pinyon.store.reader import ReadResult
 from pinyon.store.records import NodeRecord
 from services.worker.kv.fetch import MEASURED_SPANS_MAX, Fetched, Fetcher, SpanRead, WantedBlocks
@@ -43,7 +44,7 @@ class Source:
         self.entered = asyncio.Event()
         self.passed: Callable[[], None] = lambda: None
 
-    async def read(self, address, keys, region, offsets, block_bytes, timeout_s, **_) -> ReadResult:
+    async def read(self, address, keys, places, block_bytes, timeout_s, **_) -> ReadResult:
         self.asked.append(address)
         self.offered_s.append(timeout_s)
         self.reads.append((address, len(keys)))
@@ -88,7 +89,7 @@ class World:
         self.index = Index()
         self.fetcher = Fetcher(
             self.source,
-            None,
+            KvMemory([]),
             layout,
             lambda: self.now_s,
             WorkerLimits(fetch_timeout_s=timeout_s),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import pytest
 
 from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.store.kv_memory import KvMemory, Pieces
 from pinyon.store.runs import RUN_TOKENS, Run
 from pinyon.store.writer import PutOutcome
+from pinyon.transfer import Access, Region
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import LOOK_S, POOL_SHARE, Drop, Storage
 from services.worker.orders.limits import WorkerLimits
@@ -21,6 +22,7 @@ from tests.unit.worker.caches import Holder, new_cache
 from tests.worker_integrity import check_pool
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_tokens=4)
+REGION = Region(memoryview(bytearray(1)), "", Access.NONE)
 KEYS = [bytes([number]) * 16 for number in range(8)]
 POOL = 16
 QUEUE_S = 5.0
@@ -49,7 +51,7 @@ class Store:
 
     async def put(
         self,
-        objects: Sequence[tuple[bytes, Any, int]],
+        objects: Sequence[tuple[bytes, Pieces]],
         object_bytes: int,
         timeout_s: float,
         *,
@@ -57,9 +59,9 @@ class Store:
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
     ) -> tuple[PutOutcome, ...]:
-        assert all(offset % object_bytes == 0 for _, _, offset in objects)
+        assert all(offset % object_bytes == 0 for _, ((_, offset, _),) in objects)
         assert runs is not None
-        keys = [key for key, _, _ in objects]
+        keys = [key for key, _ in objects]
         self.classes.append(request_class)
         self.places.append(list(places or ()))
         self.puts.append(keys)
@@ -85,9 +87,9 @@ class Parts:
         self.storage = self.new_storage(3)
 
     def new_storage(self, queue_blocks: int) -> Storage:
-        region: Any = None
+        memory = KvMemory.whole(REGION, LAYOUT.block_bytes)
         limits = WorkerLimits(store_queue_blocks=queue_blocks, store_queue_s=QUEUE_S)
-        return Storage(self.cache, region, self.store, limits, lambda: self.now)
+        return Storage(self.cache, memory, self.store, limits, lambda: self.now)
 
     def offer(self, keys: Sequence[bytes], request_class: RequestClass = UNKNOWN_CLASS, first: int = 0) -> None:
         """Offers the keys as the first blocks of a prompt."""
@@ -376,8 +378,8 @@ async def test_closing_in_the_middle_gives_everything_back(parts: Parts) -> None
 
 async def test_no_store_takes_nothing() -> None:
     cache = new_cache(LAYOUT, 8, lambda: 0.0)
-    region: Any = None
-    storage = Storage(cache, region, None, WorkerLimits(store_queue_blocks=3), lambda: 0.0)
+    memory = KvMemory.whole(REGION, LAYOUT.block_bytes)
+    storage = Storage(cache, memory, None, WorkerLimits(store_queue_blocks=3), lambda: 0.0)
     storage.start()
     storage.offer(KEYS[:2], storage.new_runs())
     assert storage.pending == 0

@@ -153,18 +153,22 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cached_local_tokens: _Optional[int] = ..., cached_peer_tokens: _Optional[int] = ..., cached_store_tokens: _Optional[int] = ...) -> None: ...
 
 class KvLayout(_message.Message):
-    __slots__ = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype")
+    __slots__ = ("layers", "kv_heads", "head_dim", "block_tokens", "dtype", "packing", "packed_bytes")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
+    PACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     layers: int
     kv_heads: int
     head_dim: int
     block_tokens: int
     dtype: str
-    def __init__(self, layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    packing: str
+    packed_bytes: int
+    def __init__(self, layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., packing: _Optional[str] = ..., packed_bytes: _Optional[int] = ...) -> None: ...
 
 class Region(_message.Message):
     __slots__ = ("key", "location", "length_bytes")

@@ -98,7 +98,7 @@ class Instance(_message.Message):
     def __init__(self, info: _Optional[_Union[InstanceInfo, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., schedulable: _Optional[bool] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "key_secret_id", "short_first")
+    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,8 @@ class InstanceInfo(_message.Message):
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KEY_SECRET_ID_FIELD_NUMBER: _ClassVar[int]
     SHORT_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SERVER_URL_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_TO_ITSELF_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     boot_id: str
     role: _common_pb2.Role
@@ -123,7 +125,9 @@ class InstanceInfo(_message.Message):
     max_context_tokens: int
     key_secret_id: str
     short_first: bool
-    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ...) -> None: ...
+    server_url: str
+    keeps_to_itself: bool
+    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ..., server_url: _Optional[str] = ..., keeps_to_itself: _Optional[bool] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens", "prefix_level_blocks", "shared_prefixes", "waiting_for_room", "room")

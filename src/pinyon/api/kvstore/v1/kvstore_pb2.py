@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from pinyon.api.common.v1 import common_pb2 as pinyon_dot_api_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pinyon/api/kvstore/v1/kvstore.proto\x12\x15pinyon.api.kvstore.v1\x1a!pinyon/api/common/v1/common.proto\"\x94\x01\n\x0fPutStartRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x14\n\x0cobject_bytes\x18\x02 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x39\n\rrequest_class\x18\x04 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x0e\n\x06places\x18\x05 \x03(\r\"S\n\x07PutSlot\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.pinyon.api.kvstore.v1.PutSlotState\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\"\x81\x01\n\x10PutStartResponse\x12\x0e\n\x06put_id\x18\x01 \x01(\x04\x12-\n\x05slots\x18\x02 \x03(\x0b\x32\x1e.pinyon.api.kvstore.v1.PutSlot\x12.\n\x07segment\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\"/\n\rPutEndRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x08\"#\n\x0ePutEndResponse\x12\x11\n\tcommitted\x18\x01 \x01(\r\"\x1d\n\rExistsRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\" \n\x0e\x45xistsResponse\x12\x0e\n\x06\x65xists\x18\x01 \x03(\x08\"\x1d\n\rRemoveRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"!\n\x0eRemoveResponse\x12\x0f\n\x07removed\x18\x01 \x01(\r\"\x16\n\x14GetNodeStatusRequest\"\x99\x01\n\x15GetNodeStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07objects\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x11\n\topen_puts\x18\x07 \x01(\r\"\xbd\x01\n\x0e\x41\x63quireRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x12\n\nallow_gaps\x18\x05 \x01(\x08\x12\x39\n\rrequest_class\x18\x06 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x13\n\x0b\x66irst_block\x18\x07 \x01(\r\"\x9b\x01\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12.\n\x07segment\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\x12\x34\n\x06\x62locks\x18\x04 \x03(\x0b\x32$.pinyon.api.kvstore.v1.BlockLocation\"J\n\rBlockLocation\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08*\xa1\x01\n\x0cPutSlotState\x12\x1e\n\x1aPUT_SLOT_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PUT_SLOT_STATE_RESERVED\x10\x01\x12\x19\n\x15PUT_SLOT_STATE_EXISTS\x10\x02\x12\x1b\n\x17PUT_SLOT_STATE_NO_SPACE\x10\x03\x12\x1c\n\x18PUT_SLOT_STATE_BEING_PUT\x10\x04\x32\xde\x03\n\x0eKvStoreService\x12[\n\x08PutStart\x12&.pinyon.api.kvstore.v1.PutStartRequest\x1a\'.pinyon.api.kvstore.v1.PutStartResponse\x12U\n\x06PutEnd\x12$.pinyon.api.kvstore.v1.PutEndRequest\x1a%.pinyon.api.kvstore.v1.PutEndResponse\x12U\n\x06\x45xists\x12$.pinyon.api.kvstore.v1.ExistsRequest\x1a%.pinyon.api.kvstore.v1.ExistsResponse\x12U\n\x06Remove\x12$.pinyon.api.kvstore.v1.RemoveRequest\x1a%.pinyon.api.kvstore.v1.RemoveResponse\x12j\n\rGetNodeStatus\x12+.pinyon.api.kvstore.v1.GetNodeStatusRequest\x1a,.pinyon.api.kvstore.v1.GetNodeStatusResponse2\xc6\x01\n\x10\x42lockReadService\x12X\n\x07\x41\x63quire\x12%.pinyon.api.kvstore.v1.AcquireRequest\x1a&.pinyon.api.kvstore.v1.AcquireResponse\x12X\n\x07Release\x12%.pinyon.api.kvstore.v1.ReleaseRequest\x1a&.pinyon.api.kvstore.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#pinyon/api/kvstore/v1/kvstore.proto\x12\x15pinyon.api.kvstore.v1\x1a!pinyon/api/common/v1/common.proto\"\x94\x01\n\x0fPutStartRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x14\n\x0cobject_bytes\x18\x02 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x39\n\rrequest_class\x18\x04 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x0e\n\x06places\x18\x05 \x03(\r\"S\n\x07PutSlot\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.pinyon.api.kvstore.v1.PutSlotState\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\"\x81\x01\n\x10PutStartResponse\x12\x0e\n\x06put_id\x18\x01 \x01(\x04\x12-\n\x05slots\x18\x02 \x03(\x0b\x32\x1e.pinyon.api.kvstore.v1.PutSlot\x12.\n\x07segment\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\"/\n\rPutEndRequest\x12\x0e\n\x06put_id\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x08\"#\n\x0ePutEndResponse\x12\x11\n\tcommitted\x18\x01 \x01(\r\"\x1d\n\rExistsRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\" \n\x0e\x45xistsResponse\x12\x0e\n\x06\x65xists\x18\x01 \x03(\x08\"\x1d\n\rRemoveRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"!\n\x0eRemoveResponse\x12\x0f\n\x07removed\x18\x01 \x01(\r\"\x16\n\x14GetNodeStatusRequest\"\x99\x01\n\x15GetNodeStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x03 \x01(\x04\x12\x12\n\nused_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07objects\x18\x05 \x01(\x04\x12\x0e\n\x06leases\x18\x06 \x01(\r\x12\x11\n\topen_puts\x18\x07 \x01(\r\"\xbd\x01\n\x0e\x41\x63quireRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\x12\n\nallow_gaps\x18\x05 \x01(\x08\x12\x39\n\rrequest_class\x18\x06 \x01(\x0b\x32\".pinyon.api.common.v1.RequestClass\x12\x13\n\x0b\x66irst_block\x18\x07 \x01(\r\"\xce\x01\n\x0f\x41\x63quireResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12.\n\x07segment\x18\x03 \x01(\x0b\x32\x1d.pinyon.api.common.v1.Segment\x12\x34\n\x06\x62locks\x18\x04 \x03(\x0b\x32$.pinyon.api.kvstore.v1.BlockLocation\x12\x31\n\x06layers\x18\x05 \x03(\x0b\x32!.pinyon.api.kvstore.v1.LayerPlace\"\\\n\nLayerPlace\x12\x0e\n\x06region\x18\x01 \x01(\r\x12\x12\n\nbase_bytes\x18\x02 \x01(\x04\x12\x14\n\x0cstride_bytes\x18\x03 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\"J\n\rBlockLocation\x12\r\n\x05index\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x03 \x01(\x04\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08*\xa1\x01\n\x0cPutSlotState\x12\x1e\n\x1aPUT_SLOT_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PUT_SLOT_STATE_RESERVED\x10\x01\x12\x19\n\x15PUT_SLOT_STATE_EXISTS\x10\x02\x12\x1b\n\x17PUT_SLOT_STATE_NO_SPACE\x10\x03\x12\x1c\n\x18PUT_SLOT_STATE_BEING_PUT\x10\x04\x32\xde\x03\n\x0eKvStoreService\x12[\n\x08PutStart\x12&.pinyon.api.kvstore.v1.PutStartRequest\x1a\'.pinyon.api.kvstore.v1.PutStartResponse\x12U\n\x06PutEnd\x12$.pinyon.api.kvstore.v1.PutEndRequest\x1a%.pinyon.api.kvstore.v1.PutEndResponse\x12U\n\x06\x45xists\x12$.pinyon.api.kvstore.v1.ExistsRequest\x1a%.pinyon.api.kvstore.v1.ExistsResponse\x12U\n\x06Remove\x12$.pinyon.api.kvstore.v1.RemoveRequest\x1a%.pinyon.api.kvstore.v1.RemoveResponse\x12j\n\rGetNodeStatus\x12+.pinyon.api.kvstore.v1.GetNodeStatusRequest\x1a,.pinyon.api.kvstore.v1.GetNodeStatusResponse2\xc6\x01\n\x10\x42lockReadService\x12X\n\x07\x41\x63quire\x12%.pinyon.api.kvstore.v1.AcquireRequest\x1a&.pinyon.api.kvstore.v1.AcquireResponse\x12X\n\x07Release\x12%.pinyon.api.kvstore.v1.ReleaseRequest\x1a&.pinyon.api.kvstore.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pinyon.api.kvstore.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUTSLOTSTATE']._serialized_start=1362
-  _globals['_PUTSLOTSTATE']._serialized_end=1523
+  _globals['_PUTSLOTSTATE']._serialized_start=1507
+  _globals['_PUTSLOTSTATE']._serialized_end=1668
   _globals['_PUTSTARTREQUEST']._serialized_start=98
   _globals['_PUTSTARTREQUEST']._serialized_end=246
   _globals['_PUTSLOT']._serialized_start=248
@@ -59,15 +59,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACQUIREREQUEST']._serialized_start=863
   _globals['_ACQUIREREQUEST']._serialized_end=1052
   _globals['_ACQUIRERESPONSE']._serialized_start=1055
-  _globals['_ACQUIRERESPONSE']._serialized_end=1210
-  _globals['_BLOCKLOCATION']._serialized_start=1212
-  _globals['_BLOCKLOCATION']._serialized_end=1286
-  _globals['_RELEASEREQUEST']._serialized_start=1288
-  _globals['_RELEASEREQUEST']._serialized_end=1322
-  _globals['_RELEASERESPONSE']._serialized_start=1324
-  _globals['_RELEASERESPONSE']._serialized_end=1359
-  _globals['_KVSTORESERVICE']._serialized_start=1526
-  _globals['_KVSTORESERVICE']._serialized_end=2004
-  _globals['_BLOCKREADSERVICE']._serialized_start=2007
-  _globals['_BLOCKREADSERVICE']._serialized_end=2205
+  _globals['_ACQUIRERESPONSE']._serialized_end=1261
+  _globals['_LAYERPLACE']._serialized_start=1263
+  _globals['_LAYERPLACE']._serialized_end=1355
+  _globals['_BLOCKLOCATION']._serialized_start=1357
+  _globals['_BLOCKLOCATION']._serialized_end=1431
+  _globals['_RELEASEREQUEST']._serialized_start=1433
+  _globals['_RELEASEREQUEST']._serialized_end=1467
+  _globals['_RELEASERESPONSE']._serialized_start=1469
+  _globals['_RELEASERESPONSE']._serialized_end=1504
+  _globals['_KVSTORESERVICE']._serialized_start=1671
+  _globals['_KVSTORESERVICE']._serialized_end=2149
+  _globals['_BLOCKREADSERVICE']._serialized_start=2152
+  _globals['_BLOCKREADSERVICE']._serialized_end=2350
 # @@protoc_insertion_point(module_scope)

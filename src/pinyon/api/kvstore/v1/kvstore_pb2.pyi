@@ -132,16 +132,30 @@ class AcquireRequest(_message.Message):
     def __init__(self, keys: _Optional[bytes] = ..., lease_ms: _Optional[int] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., allow_gaps: _Optional[bool] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("lease_id", "lease_ms", "segment", "blocks")
+    __slots__ = ("lease_id", "lease_ms", "segment", "blocks", "layers")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     lease_ms: int
     segment: _common_pb2.Segment
     blocks: _containers.RepeatedCompositeFieldContainer[BlockLocation]
-    def __init__(self, lease_id: _Optional[int] = ..., lease_ms: _Optional[int] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockLocation, _Mapping]]] = ...) -> None: ...
+    layers: _containers.RepeatedCompositeFieldContainer[LayerPlace]
+    def __init__(self, lease_id: _Optional[int] = ..., lease_ms: _Optional[int] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockLocation, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[LayerPlace, _Mapping]]] = ...) -> None: ...
+
+class LayerPlace(_message.Message):
+    __slots__ = ("region", "base_bytes", "stride_bytes", "length_bytes")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    BASE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    region: int
+    base_bytes: int
+    stride_bytes: int
+    length_bytes: int
+    def __init__(self, region: _Optional[int] = ..., base_bytes: _Optional[int] = ..., stride_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
 
 class BlockLocation(_message.Message):
     __slots__ = ("index", "offset_bytes", "length_bytes")
