@@ -57,7 +57,7 @@ from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.metrics import StepObserver, WorkerMetrics, register_gauges
-from services.worker.orders.ledger import Ledger
+from pinyon.runtime.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info

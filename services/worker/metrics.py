@@ -20,7 +20,7 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Drop
-from services.worker.orders.ledger import Ledger
+from pinyon.runtime.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport

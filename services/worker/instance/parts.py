@@ -16,7 +16,7 @@ from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
-from services.worker.orders.ledger import Ledger
+from pinyon.runtime.ledger import Ledger
 from services.worker.orders.limits import WorkerLimits
 
 

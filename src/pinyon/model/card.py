@@ -71,7 +71,7 @@ def load_card(
     return ModelCard(
         name=name or folder.resolve().name,
         config=config,
-        fingerprint=_checkpoint_fingerprint(folder, config_bytes),
+        fingerprint=checkpoint_fingerprint(folder, config_bytes),
         tokenizer=tokenizer,
         chat_template=JinjaChatTemplate(template, tokenizer, tokens, strftime_now),
         path=folder,
@@ -86,7 +86,8 @@ def _builtin_card(name: str) -> ModelCard:
     return ModelCard(name, config, digest.hexdigest(), ByteTokenizer(), ByteChatTemplate())
 
 
-def _checkpoint_fingerprint(folder: Path, config_bytes: bytes) -> str:
+def checkpoint_fingerprint(folder: Path, config_bytes: bytes) -> str:
+    """Returns what a checkpoint is known by: its configuration, its tensors' names and shapes, and samples of their values."""
     digest = xxh3_128()
     digest.update(len(config_bytes).to_bytes(8, "little") + config_bytes)
     for file in checkpoint_files(folder):

@@ -204,12 +204,13 @@ class TransferEngine:
         After False a peer perhaps does: call :meth:`revoke` before the memory serves something else."""
         return self._memory.revoke_now(grant)
 
-    def revoke(self, grant: Grant) -> None:
+    def revoke(self, grant: Grant, grace_s: float | None = None) -> None:
         """Takes a grant back; on return no peer reads or writes anything by its key any more. Idempotent.
 
-        Frames in flight get the stall limit to finish, then their links are cut. Blocks meanwhile. Raises TransferError
-        if an operation could not be stopped (a defect): the memory must not be reused."""
-        self._memory.revoke(grant, self.limits.stall_s)
+        Frames in flight get ``grace_s`` (by default the stall limit) to finish, then their links are cut. Blocks
+        meanwhile. Raises TransferError if an operation could not be stopped (a defect): the memory must not be reused.
+        """
+        self._memory.revoke(grant, self.limits.stall_s if grace_s is None else grace_s)
 
     async def revoke_async(self, grant: Grant) -> None:
         """Revokes like :meth:`revoke`, for asyncio; in a thread only where it must wait."""

@@ -1,6 +1,6 @@
 """The events that wait for a worker's next report."""
 
-from services.worker.orders.ledger import KEPT, Ledger
+from pinyon.runtime.ledger import KEPT, Ledger
 
 
 def test_the_last_events_are_kept_while_nobody_takes_them() -> None:

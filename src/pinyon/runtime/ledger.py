@@ -1,4 +1,4 @@
-"""The events on this worker since the conductor's last report, and what came of prompts computed here."""
+"""The events on this instance since the conductor's last report, and what came of prompts computed here."""
 
 from __future__ import annotations
 

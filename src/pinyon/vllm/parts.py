@@ -1,0 +1,91 @@
+"""The common parts of both sides of the connector: settings, credentials, and the event loop of the process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.loop_thread import LoopThread
+from pinyon.runtime.security import Security, load_security
+from pinyon.vllm.settings import VllmSettings, load_vllm_settings
+
+TRIED = ("0.32",)
+"""The minor versions of vLLM that the tests were run with."""
+FAILURES_EVERY_S = 10.0
+
+_log = get_logger("vllm")
+
+
+class ConnectorParts:
+    """The common parts. :meth:`failed` is called for each exception of one of vLLM's calls."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        """Raises :class:`InvalidArgument` for settings and models that cannot be used."""
+        transfer = vllm_config.kv_transfer_config
+        self.settings: VllmSettings = load_vllm_settings(transfer.kv_connector_extra_config or {})
+        show_logs(self.settings.log_level)
+        groups = kv_cache_config.kv_cache_groups
+        if len(groups) != 1:
+            kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+            raise InvalidArgument(
+                f"this model has {len(groups)} groups of KV ({kinds}), and only models with one are supported: serve "
+                "it without the connector, with the agent beside it"
+            )
+        if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
+            raise InvalidArgument(
+                'give "kv_load_failure_policy": "recompute" in --kv-transfer-config, or requests fail where a block '
+                "does not come"
+            )
+        self.group = groups[0]
+        self.security: Security = load_security(self.settings, "worker")
+        parallel = vllm_config.parallel_config
+        self.ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        self.data_rank: int = parallel.data_parallel_rank
+        self.clock = time.monotonic
+        self.thread = shared_thread()
+        self._failures: dict[str, float] = {}
+
+    def failed(self, method: str) -> None:
+        """Logs the present exception, at most once in a while for each method."""
+        now_s = self.clock()
+        if now_s - self._failures.get(method, -FAILURES_EVERY_S) >= FAILURES_EVERY_S:
+            self._failures[method] = now_s
+            _log.exception("%s failed; the engine goes on without", method)
+
+
+_threads: list[LoopThread] = []
+_making = threading.Lock()
+
+
+def shared_thread() -> LoopThread:
+    """Returns the event loop of this process: with one GPU both sides of the connector are in one process."""
+    with _making:
+        if not _threads:
+            _threads.append(LoopThread("pinyon"))
+        return _threads[0]
+
+
+def show_logs(level: str) -> None:
+    """Sends pinyon's records to stderr: vLLM shows its own only."""
+    log = logging.getLogger("pinyon")
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(level.upper())
+
+
+def vllm_version() -> str:
+    """Returns vLLM's version, and warns if the connector was never tried with it."""
+    import vllm
+
+    version = str(vllm.__version__)
+    if not any(version.startswith(f"{tried}.") for tried in TRIED):
+        _log.warning("this connector was tried with vLLM %s, and this is %s", ", ".join(TRIED), version)
+    return version

@@ -1,0 +1,398 @@
+"""The scheduler's side of the connector: which blocks to fetch before a request runs, and which to save after a step.
+
+It runs in vLLM's EngineCore and never waits: questions to the store are futures. A job's blocks are pinned in vLLM's
+pool until every rank has said that it is done, whatever happens to the request meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.orders import FetchSpan
+from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+from pinyon.messages.orders import fetch_spans_from_proto
+from pinyon.messages.plan import NAME, open_plan
+from pinyon.messages.request_class import class_from_proto
+from pinyon.runtime.logging import get_logger
+from pinyon.vllm.cached_blocks import CachedBlocks
+from pinyon.vllm.jobs import Loaded, LoadJob, SaveJob, StepJobs, StepNews
+from pinyon.vllm.prompt_keys import KeySpace, PromptKeys, has_keys
+from pinyon.vllm.times import RequestTimes, Times
+
+SAVES_MAX = 4096
+"""The maximum number of save jobs that are not done."""
+
+_log = get_logger("vllm.scheduler")
+
+Look = Callable[[Sequence[bytes]], "Future[tuple[FetchSpan, ...]]"]
+"""Asks the store where it has the first of these keys."""
+
+
+@dataclass(slots=True, eq=False)
+class EnginePrompt:
+    """A request of vLLM's, from its arrival to its end."""
+
+    request: Any
+    keys: PromptKeys
+    times: RequestTimes
+    request_class: RequestClass = UNKNOWN_CLASS
+    traceparent: str = ""
+    preemptions: int = 0
+    """The number of times that vLLM has taken its blocks away, as far as we know."""
+    reuses: bool = True
+    planned: tuple[FetchSpan, ...] = ()
+    asks: bool = True
+    """True if the store is asked; False if the conductor has planned the fetches."""
+    look: Future[tuple[FetchSpan, ...]] | None = None
+    looked_from: int = 0
+    """The first block that the store was asked for."""
+    look_until_s: float = 0.0
+    offer: tuple[int, int, tuple[FetchSpan, ...]] = (0, 0, ())
+    """First block, number of blocks, and sources that were offered to vLLM last."""
+    loading: LoadJob | None = None
+    table: list[int] = field(default_factory=list)
+    """vLLM's blocks of the request."""
+    done: int = 0
+    """The number of leading blocks that are complete, and saved or not to be saved."""
+
+
+class SchedulerSide:
+    """The state of one engine. All methods but :meth:`snapshot` are called by EngineCore's thread."""
+
+    def __init__(
+        self,
+        space: KeySpace,
+        ranks: int,
+        look: Look | None,
+        times: Times,
+        clock: Clock,
+        *,
+        look_s: float,
+        saves: bool,
+        pinned_share: float,
+        secret: bytes,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._space, self._ranks, self._secret = space, ranks, secret
+        self._ask, self._look_s = look, look_s
+        self._saves, self._share = saves, pinned_share
+        self._clock, self._wake = clock, wake
+        self.pool: Any = None
+        self.caches = True
+        """True if vLLM keeps blocks for other requests."""
+        self.prompts: dict[str, EnginePrompt] = {}
+        self.cached = CachedBlocks()
+        self.lock = threading.Lock()
+        """Held while :attr:`cached` changes, or is read by another thread."""
+        self._jobs = itertools.count(1)
+        self._loading: dict[int, tuple[LoadJob, list[Any]]] = {}
+        """The loads that no rank has reported, with vLLM's blocks."""
+        self._pinned: dict[int, tuple[list[Any], int]] = {}
+        """The save jobs that are not done: vLLM's blocks, and the ranks that have not reported."""
+        self._pinned_blocks = 0
+        self._refused: set[str] = set()
+        """Requests whose load has failed: they are computed, or the question would come again for ever."""
+        self._next = StepJobs()
+        self.times = times
+        self.counts = {"loaded_blocks": 0, "load_failures": 0, "saved_blocks": 0, "unsaved_blocks": 0, "late_looks": 0}
+        self.failed_sources: frozenset[str] = frozenset()
+
+    def bind(self, pool: Any) -> None:
+        self.pool = pool
+        self.caches = bool(pool.enable_caching)
+
+    # -- before a request runs
+
+    def arrived(self, request: Any) -> None:
+        """Takes up a new request, and asks the store for its prompt."""
+        if not has_keys(request):
+            return
+        prompt = EnginePrompt(
+            request, PromptKeys(self._space, request), RequestTimes(self._clock(), request.num_prompt_tokens)
+        )
+        self.prompts[request.request_id] = prompt
+        self._read_plan(prompt, request.kv_transfer_params)
+        self.times.arrived(prompt.times)
+        if prompt.reuses and not request.skip_reading_prefix_cache:
+            self._start_look(prompt, 0)
+
+    def _read_plan(self, prompt: EnginePrompt, params: Any) -> None:
+        text = params.get(NAME) if isinstance(params, dict) else None
+        if text is None:
+            return
+        try:
+            plan: worker_pb2.Plan = open_plan(text, self._secret)
+            prompt.request_class = class_from_proto(plan.request_class)
+            spans = fetch_spans_from_proto(
+                plan.placement.fetches, prompt.request.num_tokens // self._space.block_tokens
+            )
+        except InvalidArgument as error:
+            _log.warning("a plan is not used: %s %s", error.field, error.message)
+            return
+        prompt.times.placed_as, prompt.times.number = plan.request_id, plan.placement.number
+        prompt.traceparent, prompt.reuses = plan.traceparent, not plan.no_reuse
+        prompt.planned, prompt.asks = tuple(spans), plan.placement.ask_store or not plan.placement.policy
+
+    def _start_look(self, prompt: EnginePrompt, first: int) -> None:
+        if self._ask is None or not prompt.asks:
+            return
+        blocks = (prompt.request.num_tokens - 1) // self._space.block_tokens
+        keys = prompt.keys.upto(blocks)[first:blocks]
+        prompt.look_until_s, prompt.looked_from = self._clock() + self._look_s, first
+        prompt.look = self._ask(keys) if keys else None
+
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        """Returns how many tokens behind vLLM's own can be loaded (None: ask again), and that loads run beside steps.
+
+        At least one token is left to be computed."""
+        prompt, size = self.prompts.get(request.request_id), self._space.block_tokens
+        nothing = 0, False
+        if prompt is not None and prompt.preemptions != request.num_preemptions:
+            prompt.preemptions = request.num_preemptions
+            self._preempted(prompt)
+        if prompt is None or not prompt.reuses or request.request_id in self._refused:
+            return nothing
+        first, end = computed_tokens // size, (request.num_tokens - 1) // size
+        if first >= end or prompt.loading is not None:
+            return nothing
+        spans = cut(prompt.planned, first, end)
+        if not spans and prompt.look is None and prompt.planned:
+            prompt.asks = True  # the plan does not fit what vLLM holds any more
+            prompt.planned = ()
+            self._start_look(prompt, first)
+        if not spans and prompt.look is not None:
+            if not prompt.look.done():
+                if self._clock() < prompt.look_until_s:
+                    return None, False
+                self.counts["late_looks"] += 1
+                prompt.look = None
+                return nothing
+            found = () if prompt.look.cancelled() or prompt.look.exception() else prompt.look.result()
+            spans = cut(found, first, end, prompt.looked_from)
+        if not spans:
+            return nothing
+        prompt.offer = first, spans[-1].end - first, spans
+        return prompt.offer[1] * size, True
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Makes a load job, if vLLM has taken up the offer."""
+        prompt = self.prompts.get(request.request_id)
+        if prompt is None or external_tokens <= 0 or prompt.loading is not None:
+            return
+        first, count, spans = prompt.offer
+        count = min(count, external_tokens // self._space.block_tokens)
+        (ids,) = blocks.get_block_ids()
+        targets = list(ids[first : first + count])
+        spans = cut(spans, first, first + count)
+        keys = prompt.keys.upto(first + count)[first : first + count]
+        job = LoadJob(
+            next(self._jobs), request.request_id, first, keys, targets, spans if self._ranks == 1 else (),
+            prompt.request_class, prompt.traceparent,
+        )  # fmt: skip
+        prompt.loading = job
+        prompt.done = first + count
+        pinned = self._pin(targets)
+        self._loading[job.job_id] = job, pinned
+        with self.lock:
+            self._next.overwritten += self.cached.empty_all(targets)
+        self._next.loads.append(job)
+        prompt.times.load_begun(self._clock())
+
+    # -- once a step
+
+    def step(self, output: Any) -> StepJobs:
+        """Returns the jobs of the step that vLLM has just planned."""
+        jobs, self._next = self._next, StepJobs()
+        now_s, size = self._clock(), self._space.block_tokens
+        scheduled = output.num_scheduled_tokens
+        begun: list[tuple[EnginePrompt, int, int]] = []
+        with self.lock:
+            for new in output.scheduled_new_reqs:
+                prompt = self.prompts.get(new.req_id)
+                self._given(jobs, new.block_ids[0][new.num_computed_tokens // size :])
+                if prompt is not None:
+                    prompt.table = list(new.block_ids[0])
+                    prompt.done = min(prompt.done, new.num_computed_tokens // size)
+                    begun.append((prompt, new.num_computed_tokens, scheduled[new.req_id]))
+            cached = output.scheduled_cached_reqs
+            for place, name in enumerate(cached.req_ids):
+                blocks, computed = cached.new_block_ids[place], cached.num_computed_tokens[place]
+                prompt = self.prompts.get(name)
+                resumed = name in cached.resumed_req_ids
+                if blocks is not None:
+                    self._given(jobs, blocks[0][computed // size :] if resumed else blocks[0])
+                    if prompt is not None:
+                        prompt.table = list(blocks[0]) if resumed else prompt.table + list(blocks[0])
+                if prompt is not None:
+                    if resumed:
+                        prompt.done = min(prompt.done, computed // size)
+                    begun.append((prompt, computed, scheduled[name]))
+            for prompt, computed, tokens in begun:
+                self._complete(jobs, prompt, computed, tokens)
+            if self.pool is not None and self.caches:
+                self.cached.look(self.pool)
+        self.times.step(now_s, [(prompt.times, computed, tokens) for prompt, computed, tokens in begun])
+        if begun or self.cached.changes:
+            self._wake()
+        return jobs
+
+    def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
+        """Notes that blocks were handed out, to be written to."""
+        jobs.overwritten += self.cached.empty_all(blocks)
+
+    def _preempted(self, prompt: EnginePrompt) -> None:
+        """Begins anew with a request that has lost its blocks: some of them may be in the store by now."""
+        prompt.table, prompt.done, prompt.offer = [], 0, (0, 0, ())
+        prompt.planned, prompt.asks = (), True
+        if prompt.reuses:
+            self._start_look(prompt, 0)
+        """Finds the blocks that the step completes. Drafted tokens, which may be rejected, are not known yet."""
+
+    def _complete(self, jobs: StepJobs, prompt: EnginePrompt, computed: int, tokens: int) -> None:
+        """Finds the blocks that the step completes. Drafted tokens may be rejected: they are not among the known ones."""
+        size = self._space.block_tokens
+        end = min((computed + tokens) // size, prompt.request.num_tokens // size, len(prompt.table))
+        first = max(prompt.done, computed // size)
+        if end <= first:
+            return
+        keys, blocks = prompt.keys.upto(end)[first:end], prompt.table[first:end]
+        prompt.done = end
+        jobs.complete += zip(keys, blocks, strict=True)
+        known = [self.cached.holds(key) for key in keys]
+        if self.caches:
+            for block, key in zip(blocks, keys, strict=True):
+                self.cached.fill(block, key)
+        if not self._saves or prompt.request_class.no_store or all(known):
+            return
+        if len(self._pinned) >= SAVES_MAX or self._pinned_blocks + len(blocks) > self._share * len(self.pool.blocks):
+            self.counts["unsaved_blocks"] += len(blocks)
+            return
+        job = SaveJob(next(self._jobs), first, keys, blocks, prompt.request_class)
+        self._pinned[job.job_id] = self._pin(blocks), self._ranks
+        self._pinned_blocks += len(blocks)
+        jobs.saves.append(job)
+
+    def _pin(self, blocks: Sequence[int]) -> list[Any]:
+        pinned = [self.pool.blocks[block] for block in blocks]
+        self.pool.touch(pinned)
+        return pinned
+
+    # -- after a step
+
+    def news(self, output: Any) -> None:
+        """Takes the workers' news: jobs that are done, blocks that did not come."""
+        self.times.step_ended(self._clock())
+        news = output.kv_connector_worker_meta
+        if isinstance(news, StepNews):
+            for job_id, ranks in news.saved.items():
+                self._saved(job_id, ranks)
+            for loaded in news.loaded:
+                self._loaded_at_a_rank(loaded)
+            self.failed_sources = news.failed_sources
+        invalid = output.invalid_block_ids or ()
+        for name in output.finished_recving or ():
+            self._received(name, invalid)
+
+    def _saved(self, job_id: int, ranks: int) -> None:
+        blocks, left = self._pinned.get(job_id, ([], 0))
+        if left > ranks:
+            self._pinned[job_id] = blocks, left - ranks
+        elif left:
+            del self._pinned[job_id]
+            self._pinned_blocks -= len(blocks)
+            self.counts["saved_blocks"] += len(blocks)
+            self.pool.free_blocks(reversed(blocks))
+
+    def _loaded_at_a_rank(self, loaded: Loaded) -> None:
+        entry = self._loading.get(loaded.job_id)
+        if entry is not None and (prompt := self.prompts.get(entry[0].request_id)) is not None:
+            prompt.times.loaded(loaded)
+
+    def _received(self, name: str, invalid: Any) -> None:
+        """Ends a load, when every rank has reported."""
+        job_id = next((number for number, (job, _) in self._loading.items() if job.request_id == name), 0)
+        if not job_id:
+            return
+        job, blocks = self._loading.pop(job_id)
+        good = next((place for place, block in enumerate(job.blocks) if block in invalid), len(job.blocks))
+        prompt = self.prompts.get(name)
+        if good < len(job.blocks):
+            self._refused.add(name)
+            self.counts["load_failures"] += 1
+        self.counts["loaded_blocks"] += good
+        with self.lock:
+            if self.caches:
+                for block, key in zip(job.blocks[:good], job.keys, strict=False):
+                    self.cached.fill(block, key)
+        self.pool.free_blocks(reversed(blocks))
+        if prompt is None:
+            self._refused.discard(name)
+            return
+        prompt.loading = None
+        prompt.done = job.first + good
+        prompt.times.load_ended(self._clock(), good, self._space.block_tokens)
+
+    def ended(self, request: Any) -> None:
+        """Forgets a request. Jobs of it go on, and hold their blocks."""
+        prompt = self.prompts.pop(request.request_id, None)
+        if prompt is None:
+            return
+        if prompt.look is not None:
+            prompt.look.cancel()
+        if prompt.loading is None:
+            self._refused.discard(request.request_id)
+        self.times.ended(prompt.times)
+        self._wake()
+
+    @property
+    def pins(self) -> int:
+        """The number of jobs that hold blocks."""
+        return len(self._pinned) + len(self._loading)
+
+    @property
+    def saving(self) -> bool:
+        """True if vLLM must go on with steps, so that save jobs can end."""
+        return bool(self._pinned)
+
+    def forget_all(self, space: KeySpace) -> None:
+        """Makes all content void: from now on, keys are of another space."""
+        with self.lock:
+            self.cached.clear()
+        self._space = space
+        for prompt in self.prompts.values():
+            prompt.keys = PromptKeys(space, prompt.request)
+            prompt.reuses = False
+        self._next.forget = True
+
+    # -- for the report
+
+    def changes(self) -> tuple[list[bytes], list[bytes]]:
+        with self.lock:
+            return self.cached.changes.drain()
+
+    def snapshot(self) -> list[bytes]:
+        """Returns the keys that vLLM's pool holds now."""
+        with self.lock:
+            if self.pool is not None:
+                self.cached.look(self.pool, every=True)
+            return self.cached.keys()
+
+
+def cut(spans: Sequence[FetchSpan], first: int, end: int, base: int = 0) -> tuple[FetchSpan, ...]:
+    """Returns the parts of the spans within ``[first, end)`` that follow each other from ``first`` on.
+
+    The spans count blocks from block ``base`` of the prompt."""
+    found: list[FetchSpan] = []
+    for span in spans:
+        begin, stop = max(first, base + span.first), min(end, base + span.end)
+        if begin == first and begin < stop:
+            found.append(FetchSpan(span.source_id, span.address, span.source, begin, stop))
+            first = stop
+    return tuple(found)

@@ -1,0 +1,252 @@
+"""The parts of the connector in vLLM's scheduler: questions to the store, and reports to the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from xxhash import xxh3_128
+
+from pinyon.core.block_keys import secret_id
+from pinyon.core.errors import PinyonError
+from pinyon.core.orders import FetchSpan
+from pinyon.core.request import Role
+from pinyon.placement.instances import InstanceInfo
+from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.report_session import ReportSession
+from pinyon.store.client import StoreClient
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.node_channels import NodeChannels
+from pinyon.store.sync_store import SyncStore
+from pinyon.vllm.jobs import RankFacts, StepJobs
+from pinyon.vllm.parts import ConnectorParts
+from pinyon.vllm.prompt_keys import KeySpace, shard_keys
+from pinyon.vllm.report import EngineReport
+from pinyon.vllm.scheduler import SchedulerSide
+from pinyon.vllm.settings import server_url
+from pinyon.vllm.times import Times
+
+CLOSE_S = 2.0
+HEALTH_S = 0.25
+"""The time between two questions whether vLLM's server answers."""
+
+_log = get_logger("vllm")
+
+
+class SchedulerParts(ConnectorParts):
+    """The scheduler's side, once the workers have told what their memory is like; until then nothing is reused."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._config = vllm_config
+        self._pool: Any = None
+        self._side: SchedulerSide | None = None
+        self._session: ReportSession | None = None
+        self._era = 0
+        """The number of times that all content became void, as after new weights."""
+        self._blocks: int = kv_cache_config.num_blocks
+        self._waking = False
+
+    def bind(self, pool: Any) -> None:
+        self._pool = pool
+        if self._side is not None:
+            self._side.bind(pool)
+
+    def begin(self, facts: Sequence[RankFacts]) -> None:
+        """Starts with what the workers have told."""
+        self._facts, settings = facts[0], self.settings
+        name = settings.instance_id or f"vllm-{secrets.token_hex(3)}"
+        self._instance_id = f"{name}-dp{self.data_rank}" if self.data_rank else name
+        self._fingerprint = model_fingerprint(self._config.model_config, self._config.load_config)
+        layout = self._facts.layout
+        side = SchedulerSide(
+            self._space(), self.ranks, self._look if settings.redis_url else None,
+            Times(self._instance_id, layout.block_tokens), self.clock, look_s=settings.look_s,
+            saves=settings.save and bool(settings.redis_url), pinned_share=settings.pinned_share,
+            secret=self.security.secret, wake=self._wake,
+        )  # fmt: skip
+        self._report = EngineReport(side, self._config.scheduler_config.max_num_seqs)
+        self.thread.submit(self._start()).result(CLOSE_S)
+        self._side = side
+        if self._pool is not None:
+            side.bind(self._pool)
+        self._open_session()
+        self.thread.submit(self._await_server())
+
+    def _space(self) -> KeySpace:
+        layout = self._facts.layout
+        fingerprint = f"{self._fingerprint}.{self._era}" if self._era else self._fingerprint
+        return KeySpace(fingerprint, layout.layout_id, layout.block_tokens, self.security.secret)
+
+    async def _start(self) -> None:
+        settings, security = self.settings, self.security
+        self._channels = NodeChannels(security.channels)
+        client = None
+        if settings.redis_url:
+            metadata = StoreMetadata(settings.redis_url, timeout_s=max(0.2, settings.look_s), tls=security.tls)
+            client = StoreClient(None, metadata, self._channels)  # type: ignore[arg-type]  # it only looks up
+        self._client = client
+        self._store = SyncStore(self.thread, client, None, clock=self.clock)
+
+    def _look(self, keys: Sequence[bytes]) -> Future[tuple[FetchSpan, ...]]:
+        size, look_s = self._facts.layout.block_bytes, self.settings.look_s
+        if self.ranks == 1:
+            return self._store.look(keys, size, look_s)
+        return self.thread.submit(self._look_for_shards(keys, size, look_s))
+
+    async def _look_for_shards(self, keys: Sequence[bytes], size: int, look_s: float) -> tuple[FetchSpan, ...]:
+        """Returns what is there of every rank's part. Each rank finds out by itself where its own is."""
+        looks = [self._store.look(shard_keys(keys, rank, self.ranks), size, look_s) for rank in range(self.ranks)]
+        found = await asyncio.gather(*map(asyncio.wrap_future, looks))
+        blocks = min(spans[-1].end if spans else 0 for spans in found)
+        return tuple(
+            FetchSpan(span.source_id, span.address, span.source, span.first, min(span.end, blocks))
+            for span in found[0]
+            if span.first < blocks
+        )
+
+    # -- the conductor
+
+    def info(self) -> InstanceInfo:
+        """Returns the registration."""
+        model, layout = self._config.model_config, self._facts.layout
+        names = model.served_model_name
+        return InstanceInfo(
+            instance_id=self._instance_id,
+            boot_id=f"{self._facts.boot_id}.{self._era}" if self._era else self._facts.boot_id,
+            role=Role.MIXED,
+            address=self._facts.address,
+            model=names[0] if isinstance(names, list) else names or model.model,
+            model_fingerprint=self._space().fingerprint,
+            layout=layout,
+            capacity_blocks=self._blocks,
+            max_batch=self._config.scheduler_config.max_num_seqs,
+            max_context_tokens=model.max_model_len,
+            key_secret_id=secret_id(self.security.secret),
+            server_url=server_url(self.settings),
+        )
+
+    def _open_session(self) -> None:
+        if not self.settings.conductor:
+            return
+        connect = self.security.channels.sessions_to(peer_name(CONDUCTOR))
+
+        async def opened() -> ReportSession:
+            session = ReportSession(self.settings.conductor, self.info(), self._report, connect=connect)
+            session.start()
+            return session
+
+        self._session = self.thread.submit(opened()).result(CLOSE_S)
+
+    def _wake(self) -> None:
+        """Makes the next report go out soon. Called in each step, so it wakes the loop only if nobody has yet."""
+        session = self._session
+        if session is not None and not self._waking:
+            self._waking = True
+
+            def wake() -> None:
+                self._waking = False
+                session.wake()
+
+            self.thread.call(wake)
+
+    async def _await_server(self) -> None:
+        """Says that requests may come as soon as vLLM's server answers; the engine is ready before it."""
+        url = f"{server_url(self.settings)}/health"
+        while True:
+            try:
+                await asyncio.to_thread(_get, url)
+                break
+            except OSError:
+                await asyncio.sleep(HEALTH_S)
+        self._report.draining = False
+        _log.info("%s answers; %s takes requests", url, self._instance_id)
+        if self._session is not None:
+            self._session.wake()
+
+    # -- vLLM's calls
+
+    def arrived(self, request: Any) -> None:
+        if self._side is not None:
+            self._side.arrived(request)
+
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        return (0, False) if self._side is None else self._side.matched(request, computed_tokens)
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        if self._side is not None:
+            self._side.allocated(request, blocks, external_tokens)
+
+    def step(self, output: Any) -> StepJobs:
+        if self._side is None:
+            return StepJobs()
+        try:
+            return self._side.step(output)
+        except Exception:
+            self.failed("build_connector_meta")
+            return StepJobs()
+
+    def news(self, output: Any) -> None:
+        if self._side is not None:
+            self._side.news(output)
+
+    def ended(self, request: Any) -> None:
+        if self._side is not None:
+            self._side.ended(request)
+
+    @property
+    def saving(self) -> bool:
+        return self._side is not None and self._side.saving
+
+    def reset(self) -> bool:
+        """Makes all content void, here and for this engine in the store: its keys are others from now on."""
+        if self._side is None:
+            return True
+        self._era += 1
+        self._side.forget_all(self._space())
+        if (session := self._session) is not None:
+            self.thread.submit(session.close()).result(CLOSE_S)
+            self._open_session()
+        return True
+
+    def close(self) -> None:
+        """Tells the conductor that the instance leaves, and ends."""
+        if self._side is not None:
+            self.thread.submit(self._stop()).result(2 * CLOSE_S)
+
+    async def _stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
+        await self._channels.close()
+
+
+def _get(url: str) -> None:
+    with urlopen(url, timeout=2.0) as answer:
+        answer.read(1024)
+
+
+def model_fingerprint(model: Any, load: Any) -> str:
+    """Returns a name for the weights and what else changes KV: of a folder by its content, else by its name."""
+    digest = xxh3_128()
+    folder = Path(model.model)
+    name = f"{model.model}@{model.revision}"
+    if (folder / "config.json").is_file():
+        from pinyon.model.card import checkpoint_fingerprint
+
+        try:
+            name = checkpoint_fingerprint(folder, (folder / "config.json").read_bytes())
+        except (PinyonError, OSError) as error:
+            _log.warning("%s is known by its path only: %s", folder, error)
+    seed = model.seed if load.load_format == "dummy" else None
+    parts = (name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides))
+    digest.update(json.dumps(parts).encode())
+    return digest.hexdigest()

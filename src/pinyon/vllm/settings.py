@@ -1,0 +1,77 @@
+"""The settings of the connector: ``kv_connector_extra_config`` in ``--kv-transfer-config``, or the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import ValidationError
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.core.near import did_you_mean
+from pinyon.runtime.settings import Address, service_config, setting, with_tls_files
+from pinyon.runtime.transfer_engine import TransferSettings
+
+
+class VllmSettings(TransferSettings):
+    """vLLM as an instance of the suite."""
+
+    model_config = service_config("vllm")
+    everyday: ClassVar[dict[str, str]] = {"the suite": "conductor redis_url server_url"}
+    further: ClassVar[dict[str, str]] = {
+        "KV": "save look_s load_s store_s store_queue_s pinned_share peers lease_s max_lease_s"
+    }
+
+    conductor: Address = setting("", "host:port of the conductor to report to; empty: none")
+    redis_url: str = setting("", "Redis with the KV store's metadata; empty: no KV store")
+    server_url: str = setting(
+        "", "base URL at which load balancers reach vLLM's server; empty: from its --host and --port", max_length=256
+    )
+    save: bool = setting(True, "put computed blocks into the KV store")
+    peers: bool = setting(True, "let other instances read blocks from this one's memory, and read from theirs")
+    look_s: float = setting(0.2, "longest time for which a request waits to hear what the KV store has", gt=0, le=10)
+    load_s: float = setting(2.0, "time in which blocks must arrive, and a second more for each GiB", gt=0, le=60)
+    store_s: float = setting(2.0, "time limit of a put", gt=0, le=60)
+    store_queue_s: float = setting(5.0, "time that a block may wait for its put", gt=0, le=60)
+    pinned_share: float = setting(0.25, "largest share of the KV blocks that may wait for the store", gt=0, le=0.9)
+    lease_s: float = setting(5.0, "how long another instance may read blocks if it names no time", gt=0, le=60)
+    max_lease_s: float = setting(30.0, "longest lease that another instance gets", gt=0, le=600)
+
+
+def load_vllm_settings(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
+    """Returns the settings; ``extra`` wins over the environment. Raises :class:`InvalidArgument`."""
+    environ = os.environ if environ is None else environ
+    prefix, names = VllmSettings.env_prefix(), VllmSettings.model_fields
+    unknown = [name for name in extra if name not in names]
+    unknown += [name for name in environ if name.startswith(prefix) and name[len(prefix) :].lower() not in names]
+    if unknown:
+        hint = did_you_mean(unknown[0].removeprefix(prefix).lower(), names)
+        raise InvalidArgument(f"unknown setting {unknown[0]}{hint}", field="kv_connector_extra_config")
+    given = {name: value for name in names if (value := environ.get(prefix + name.upper())) is not None}
+    try:
+        return VllmSettings(**(with_tls_files(given) | with_tls_files(dict(extra))))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidArgument(f"{where}: {message}" if where else message, field="kv_connector_extra_config") from None
+
+
+def server_url(settings: VllmSettings, argv: Sequence[str] | None = None) -> str:
+    """Returns where vLLM's server is reached: as set, or as its command line says.
+
+    vLLM tells connectors nothing of its server, but its processes share one command line."""
+    if settings.server_url:
+        return settings.server_url.rstrip("/")
+    argv = sys.argv if argv is None else argv
+    said = {"--host": "", "--port": "8000"}
+    for place, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name in said:
+            said[name] = value if equals else next(iter(argv[place + 1 : place + 2]), "")
+    host = settings.advertise_host or said["--host"]
+    if host in ("", "0.0.0.0", "::"):
+        host = settings.listen.rpartition(":")[0]
+    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{said['--port']}"

@@ -1,0 +1,148 @@
+"""The times of vLLM's steps and requests, as the conductor's cost models learn them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.core.orders import PrefillReport
+from pinyon.runtime.ledger import Ledger
+from pinyon.vllm.jobs import Loaded
+
+STEPS_MAX = 16
+"""The maximum number of steps under way; vLLM plans some before the one before has ended."""
+MEASURED_SPANS_MAX = 16
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """The times of one request so far, in seconds of the engine's clock."""
+
+    arrived_s: float
+    prompt_tokens: int
+    placed_as: str = ""
+    """The id under which the conductor placed it; empty if it did not."""
+    number: int = 0
+    """The placement's number at the conductor."""
+    load_begun_s: float = 0.0
+    load_s: float = 0.0
+    begun_s: float = 0.0
+    """The time when its first tokens were planned; 0: not yet."""
+    compute_s: float = 0.0
+    computed_tokens: int = 0
+    local_tokens: int = 0
+    peer_blocks: int = 0
+    store_blocks: int = 0
+    spans: list[tuple[str, int, float]] = field(default_factory=list)
+    loaded_tokens: int = 0
+    answered: bool = False
+    """True once it has its first token, or is about to."""
+    last_tokens: int = 0
+    """Tokens with KV."""
+
+    def load_begun(self, now_s: float) -> None:
+        self.load_begun_s = now_s
+
+    def loaded(self, news: Loaded) -> None:
+        self.peer_blocks, self.store_blocks = news.peer_blocks, news.store_blocks
+        self.spans += news.spans[-MEASURED_SPANS_MAX:]
+
+    def load_ended(self, now_s: float, blocks: int, block_tokens: int) -> None:
+        self.load_s += now_s - self.load_begun_s
+        self.loaded_tokens = blocks * block_tokens
+
+
+@dataclass(slots=True)
+class _Step:
+    begun_s: float
+    prefills: list[tuple[RequestTimes, int]]
+    """Prompts, and how many of their tokens are computed."""
+    first_tokens: list[RequestTimes]
+    """The prompts that get their first token."""
+    decodes: int
+    kv_tokens: int
+
+
+class Times:
+    """The times of an engine: steps from :meth:`step` to :meth:`step_ended`, in that order."""
+
+    def __init__(self, instance_id: str, block_tokens: int) -> None:
+        self._instance_id = instance_id
+        self._block_tokens = block_tokens
+        self._steps: deque[_Step] = deque(maxlen=STEPS_MAX)
+        self._ended_s = 0.0
+        self.ledger = Ledger(lambda report: None)
+        self.running = 0
+        self.kv_tokens = 0
+
+    def arrived(self, times: RequestTimes) -> None:
+        if times.placed_as:
+            self.ledger.decode_begun(times.placed_as)
+
+    def step(self, now_s: float, scheduled: Sequence[tuple[RequestTimes, int, int]]) -> None:
+        """Notes a planned step: requests, their tokens with KV before it, and the number of tokens that it computes."""
+        prefills: list[tuple[RequestTimes, int]] = []
+        first_tokens: list[RequestTimes] = []
+        decodes = kv_tokens = 0
+        for times, computed, tokens in scheduled:
+            times.last_tokens = computed + tokens
+            kv_tokens += times.last_tokens
+            if times.answered:
+                decodes += 1
+                continue
+            if not times.begun_s:
+                times.begun_s = now_s
+                times.local_tokens = max(0, computed - times.loaded_tokens)
+                if times.placed_as:
+                    self.ledger.prefill_begun(times.placed_as)
+            prefills.append((times, tokens))
+            if times.last_tokens >= times.prompt_tokens:
+                times.answered = True
+                first_tokens.append(times)
+        self.running, self.kv_tokens = len(scheduled), kv_tokens
+        self._steps.append(_Step(now_s, prefills, first_tokens, decodes, kv_tokens))
+
+    def step_ended(self, now_s: float) -> None:
+        if not self._steps:
+            return
+        step = self._steps.popleft()
+        seconds = now_s - max(step.begun_s, self._ended_s)
+        self._ended_s = now_s
+        if step.decodes:
+            self.ledger.token_times.decoded(step.decodes, seconds, step.kv_tokens)
+        computed = sum(tokens for _, tokens in step.prefills)
+        for times, tokens in step.prefills:
+            times.compute_s += seconds * tokens / computed
+            times.computed_tokens += tokens
+        for times in step.first_tokens:
+            self._first_token(now_s, times)
+
+    def _first_token(self, now_s: float, times: RequestTimes) -> None:
+        size = self._block_tokens
+        report = PrefillReport(
+            self._instance_id,
+            queue_ms=max(0.0, times.begun_s - times.arrived_s - times.load_s) * 1e3,
+            fetch_ms=times.load_s * 1e3,
+            compute_ms=times.compute_s * 1e3,
+            computed_tokens=times.computed_tokens,
+            local_tokens=times.local_tokens,
+            peer_tokens=times.peer_blocks * size,
+            store_tokens=times.store_blocks * size,
+        )
+        spans = [
+            conductor_pb2.FetchMeasurement(source_id=source, fetched_bytes=size, fetch_us=round(seconds * 1e6))
+            for source, size, seconds in times.spans
+        ]
+        self.ledger.prefill_measured(report, sum(size for _, size, _ in times.spans), spans)
+        self.ledger.first_token(times.number, now_s - times.arrived_s, report)
+        if times.placed_as:
+            self.ledger.prefill_ended(times.placed_as)
+
+    def ended(self, times: RequestTimes) -> None:
+        """Notes the end of a request, whatever it was."""
+        if times.placed_as:
+            if not times.answered:
+                self.ledger.prefill_ended(times.placed_as)
+            self.ledger.decode_ended(times.placed_as)

@@ -1,0 +1,92 @@
+"""The parts of the connector in one of vLLM's workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.runtime.callers import BLOCK_READ_CALLERS
+from pinyon.runtime.grpc_server import GrpcServer
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.transfer_engine import start_transfer_engine
+from pinyon.store.client import StoreClient
+from pinyon.store.metadata import StoreMetadata
+from pinyon.store.node_channels import NodeChannels
+from pinyon.store.reader import BlockReader
+from pinyon.store.sync_store import SyncStore
+from pinyon.vllm.jobs import RankFacts
+from pinyon.vllm.lending import Lending
+from pinyon.vllm.memory import EngineMemory
+from pinyon.vllm.parts import ConnectorParts, vllm_version
+from pinyon.vllm.worker import WorkerSide
+
+START_S = 30.0
+CLOSE_S = 2.0
+
+_log = get_logger("vllm")
+
+
+class WorkerParts(ConnectorParts):
+    """The transfer engine, the store's client, and the server for other instances' reads."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, kv_cache_config)
+        self._num_blocks: int = kv_cache_config.num_blocks
+        self.facts: RankFacts | None = None
+        self.transfer = start_transfer_engine(self.settings, self.security)
+
+    def register(self, tensors: dict[str, Any]) -> None:
+        """Registers vLLM's KV memory, and starts. Raises :class:`InvalidArgument` for memory that is not understood."""
+        from vllm.distributed import get_tensor_model_parallel_rank
+        from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_world_size
+
+        settings = self.settings
+        spec = self.group.kv_cache_spec
+        self.memory = EngineMemory(self.transfer, tensors, spec, self._num_blocks, vllm_version())
+        rank = get_pp_group().rank_in_group * get_tensor_model_parallel_world_size() + get_tensor_model_parallel_rank()
+        lends = settings.peers and self.ranks == 1
+        self.lending = (
+            Lending(self.transfer, self.memory, settings.lease_s, settings.max_lease_s, self.clock) if lends else None
+        )
+        store, address = self.thread.submit(self._start()).result(START_S)
+        self.side = WorkerSide(
+            self.thread, store, self.memory, self.lending, rank=rank, ranks=self.ranks, load_s=settings.load_s,
+            store_s=settings.store_s, store_queue_s=settings.store_queue_s, clock=self.clock,
+        )  # fmt: skip
+        self.facts = RankFacts(self.memory.layout, address, self.transfer.boot_id.hex())
+        _log.info(
+            "%d blocks of %d bytes in %d storages, %s",
+            self.memory.blocks, self.memory.kv.object_bytes, len(self.memory.regions), self.memory.layout.layout_id,
+        )  # fmt: skip
+
+    async def _start(self) -> tuple[SyncStore, str]:
+        settings, security = self.settings, self.security
+        self._channels = NodeChannels(security.channels)
+        self._reader = BlockReader(self.transfer, self._channels)
+        self._client: StoreClient | None = None
+        if settings.redis_url:
+            metadata = StoreMetadata(settings.redis_url, tls=security.tls)
+            self._client = StoreClient(self.transfer, metadata, self._channels)
+        self._server: GrpcServer | None = None
+        address = settings.listen
+        if self.lending is not None:
+            self._server = GrpcServer(settings.listen, security.tls)
+            service = kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"]
+            self._server.add(self.lending, service, BLOCK_READ_CALLERS)
+            address = settings.reachable(await self._server.start())
+        return SyncStore(self.thread, self._client, self._reader, clock=self.clock), address
+
+    def close(self) -> None:
+        """Ends all that runs, within some seconds."""
+        try:
+            self.thread.submit(self._stop()).result(2 * CLOSE_S)
+        finally:
+            self.transfer.close()
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.drain(CLOSE_S / 4)
+        if self._client is not None:
+            await self._client.close()
+        await self._reader.close()
+        await self._channels.close()
