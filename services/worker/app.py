@@ -29,6 +29,7 @@ from pinyon.runtime.eviction_choice import whole_choice
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.journal_file import JournalFile
+from pinyon.runtime.ledger import Ledger
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import show_policies
 from pinyon.runtime.report_session import ReportSession
@@ -57,7 +58,6 @@ from services.worker.kv.lending import CachedBlockServicer
 from services.worker.kv.storage import Storage
 from services.worker.kv.swaps import Swaps
 from services.worker.metrics import StepObserver, WorkerMetrics, register_gauges
-from pinyon.runtime.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport, instance_info

@@ -12,6 +12,7 @@ from pinyon.core.clock import Clock
 from pinyon.core.orders import PrefillReport
 from pinyon.core.request import FinishReason
 from pinyon.runtime.eviction import show_eviction
+from pinyon.runtime.ledger import Ledger
 from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 from services.worker.decode.decodes import Decodes
@@ -20,7 +21,6 @@ from services.worker.instance.parts import Parts
 from services.worker.instance.step_members import EngineStep, StepMembers, StepOutcome
 from services.worker.kv.cache import KvCache
 from services.worker.kv.storage import Drop
-from pinyon.runtime.ledger import Ledger
 from services.worker.prefill.peers import PrefillPeers
 from services.worker.prefill.prefills import Prefills
 from services.worker.report import WorkerReport

@@ -9,6 +9,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.served import Served
 from pinyon.model import ModelCard
 from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
+from pinyon.runtime.ledger import Ledger
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.transfer import Region, TransferEngine
 from services.worker.instance.engine_loop import EngineLoop
@@ -16,7 +17,6 @@ from services.worker.instance.step_members import StepMembers
 from services.worker.kv.cache import KvCache
 from services.worker.kv.fetch import Fetcher
 from services.worker.kv.storage import Storage
-from pinyon.runtime.ledger import Ledger
 from services.worker.orders.limits import WorkerLimits
 
 

@@ -87,7 +87,7 @@ def _builtin_card(name: str) -> ModelCard:
 
 
 def checkpoint_fingerprint(folder: Path, config_bytes: bytes) -> str:
-    """Returns what a checkpoint is known by: its configuration, its tensors' names and shapes, and samples of their values."""
+    """Returns the name of a checkpoint's weights, by its configuration and by shapes and samples of its tensors."""
     digest = xxh3_128()
     digest.update(len(config_bytes).to_bytes(8, "little") + config_bytes)
     for file in checkpoint_files(folder):

@@ -256,7 +256,7 @@ class SchedulerSide:
         """Finds the blocks that the step completes. Drafted tokens, which may be rejected, are not known yet."""
 
     def _complete(self, jobs: StepJobs, prompt: EnginePrompt, computed: int, tokens: int) -> None:
-        """Finds the blocks that the step completes. Drafted tokens may be rejected: they are not among the known ones."""
+        """Finds the blocks that the step completes. Drafted tokens, which may be rejected, do not count."""
         size = self._space.block_tokens
         end = min((computed + tokens) // size, prompt.request.num_tokens // size, len(prompt.table))
         first = max(prompt.done, computed // size)
