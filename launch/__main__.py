@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from launch import vllm
 from launch.cluster import ClusterSpec, LocalCluster, options
 from launch.hints import hints
 from launch.ports import port_faults
@@ -40,6 +41,17 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     for name, option in options(RegionsSpec).items():
         add(f"--{name.replace('_', '-')}", **option)
     add("--log-dir", type=Path, default=None, help="keep the services' logs here; default: deleted at the end")
+
+
+def use_vllm(arguments: argparse.Namespace) -> None:
+    """Makes vLLM ready, and fills in what was not said: two servers, and a small checkpoint that is made here."""
+    defaults = command_line().parse_args(["up"])
+    if (arguments.prefill, arguments.decode) == (defaults.prefill, defaults.decode):
+        arguments.prefill = arguments.decode = 0
+        arguments.mixed = arguments.mixed or 2
+    vllm.prepare()
+    if not arguments.model:
+        arguments.model = str(vllm.small_checkpoint())
 
 
 def option_faults(arguments: argparse.Namespace) -> list[str]:
@@ -131,6 +143,12 @@ def up(arguments: argparse.Namespace) -> int:
     Returns the exit status: 0, 1 if the suite cannot start, 2 for invalid options or files."""
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if arguments.engine == "vllm":
+        try:
+            use_vllm(arguments)
+        except PinyonError as error:
+            say(f"pinyon: {error.message}", style="red")
+            return 1
     faults = option_faults(arguments)
     stop = threading.Event()
     starting = False

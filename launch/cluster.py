@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from launch import vllm
 from launch.access import SuiteAccess, role_of
 from launch.ports import HeldPorts, Port, next_port
 from launch.process import START_S, Launch, Process, Progress, ServiceProcess, await_ready, end_all, start_module
@@ -122,8 +123,9 @@ class ClusterSpec:
     )
     engine: str = option(
         "numpy",
-        "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take",
-        choices=("numpy", "instant", "paced"),
+        "instant computes nothing (for measuring); paced sleeps as long as the steps of --engine-profile take; vllm: "
+        "each worker is a stock vLLM server with pinyon's connector, all of them mixed",
+        choices=("numpy", "instant", "paced", "vllm"),
     )
     engine_profile: str = option("", "what a paced engine imitates: tiny, l4-llama-8b, a800x8-llama-70b, or a file")
     placement: str = _policy("placement")
@@ -170,6 +172,11 @@ class ClusterSpec:
         if not 0 <= self.metrics_base_port <= 65_536 - len(self.names):
             raise InvalidArgument(
                 f"there are no {len(self.names)} ports from {self.metrics_base_port} on", field="metrics_base_port"
+            )
+        if self.engine == "vllm" and (self.prefill or self.decode or self.more_models):
+            raise InvalidArgument(
+                "with --engine vllm all workers are mixed, and serve one model: --mixed 2 --prefill 0 --decode 0",
+                field="engine",
             )
         for name, registry in POLICIES.items():
             if choice := getattr(self, name):
@@ -297,6 +304,8 @@ class LocalCluster:
 
     def _start(self, progress: Progress) -> None:
         deadline = time.monotonic() + START_S + 3.0 * self.spec.instances
+        if self.spec.engine == "vllm":
+            deadline += vllm.START_S
         self.make_folders()
         self.make_certificates()
         if self.spec.stores:
@@ -313,7 +322,9 @@ class LocalCluster:
         served = [(spec.model, spec.served_model_name), *((folder, name) for name, folder in spec.models.items())]
         models = [("--model", folder, "--served-model-name", name) for folder, name in served]
         workers = [
-            self._make(f"{role}-{number}", "worker", *joins, *holds, *model, "--role", role)
+            self._make_vllm(f"{role}-{number}", progress)
+            if spec.engine == "vllm"
+            else self._make(f"{role}-{number}", "worker", *joins, *holds, *model, "--role", role)
             for role in WORKERS
             for number, model in enumerate(each for each in models for _ in range(getattr(spec, role)))
         ]
@@ -358,6 +369,32 @@ class LocalCluster:
         self.services[name] = service
         return service
 
+    def _make_vllm(self, name: str, progress: Progress) -> vllm.VllmServer:
+        spec = self.spec
+        folder = self.access.folder(role_of(name), spec.prefix + name)
+        connector = {
+            "conductor": self.conductor,
+            "redis_url": self.redis.url if self.redis else "",
+            "instance_id": spec.prefix + name,
+            "transfer_listen": f"{spec.host}:0",
+            "listen": f"{spec.host}:0",
+            "log_level": spec.log_level,
+            **({} if folder is None else {"tls_dir": str(folder)}),
+            **({"allow_insecure": True} if spec.allow_insecure else {}),
+        }
+        server = vllm.VllmServer(
+            name, Path(spec.model), self.model_name, spec.host, self._port(0), connector, self.log_dir / f"{name}.log",
+            spec.extra.get("vllm", ()), progress,
+        )  # fmt: skip
+        self.services[name] = server
+        return server
+
+    @property
+    def model_name(self) -> str:
+        """The name of the first model that clients ask for."""
+        spec = self.spec
+        return spec.served_model_name or (Path(spec.model).resolve().name if spec.model else "pinyon-tiny")
+
     def make_folders(self) -> None:
         """Creates the folders for logs and journals. Raises :class:`InvalidArgument` if one cannot be created."""
         for option, folder in self._folders.items():
@@ -390,8 +427,8 @@ class LocalCluster:
     def wait_serving(self, deadline: float) -> None:
         """Waits until all are healthy, the conductor knows every instance and each load balancer would serve."""
         for service in self.services.values():
-            if service in self.of_kind("lb"):
-                continue  # a load balancer is healthy only when it would serve
+            if service in self.of_kind("lb") or isinstance(service, vllm.VllmServer):
+                continue  # a load balancer is healthy only when it would serve; vLLM was asked already
             with self.access.channel(service) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 reply = stub.Check(

@@ -1,0 +1,72 @@
+"""Real vLLM servers behind the suite; skipped with the reason where vLLM is not installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import vllm
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.vllm import VllmServer
+from pinyon.core.errors import Unavailable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = ""
+    if not os.environ.get("PINYON_TEST_VLLM"):
+        reason = "real vLLM takes minutes: ./dev test vllm"
+    else:
+        try:
+            vllm.vllm_python()
+        except Unavailable as error:
+            reason = error.message
+    for item in items:
+        if Path(item.path).is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    return vllm.small_checkpoint()
+
+
+@pytest.fixture(scope="session")
+def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A suite with two vLLM servers, a store node, a conductor and a load balancer."""
+    spec = ClusterSpec(prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=512)
+    with LocalCluster(spec, tmp_path_factory.mktemp("suite")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def servers(suite: LocalCluster) -> list[VllmServer]:
+    return [each for each in suite.of_kind("mixed") if isinstance(each, VllmServer)]
+
+
+@pytest.fixture(scope="session")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A vLLM server that knows nothing of the suite."""
+    from launch.ports import HeldPorts
+
+    with HeldPorts() as ports:
+        folder = tmp_path_factory.mktemp("alone")
+        server = VllmServer("alone", model, "tiny", "127.0.0.1", ports.take("127.0.0.1"), None, folder / "alone.log")
+        started(server)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def started(server: VllmServer) -> None:
+    from launch.process import await_ready
+
+    import time
+
+    server.spawn()
+    await_ready([server], time.monotonic() + vllm.START_S)
