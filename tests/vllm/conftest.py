@@ -64,9 +64,9 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vll
 
 
 def started(server: VllmServer) -> None:
-    from launch.process import await_ready
-
     import time
+
+    from launch.process import await_ready
 
     server.spawn()
     await_ready([server], time.monotonic() + vllm.START_S)

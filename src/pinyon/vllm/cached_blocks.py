@@ -46,21 +46,20 @@ class CachedBlocks:
         if not count:
             self.changes.add(key)
 
-    def empty(self, block: int) -> bool:
-        """Notes that the block's content is gone; returns whether it had any."""
+    def empty(self, block: int) -> None:
+        """Notes that the block's content is gone."""
         key = self._key_of.pop(block, None)
         if key is None:
-            return False
+            return
         count = self._holders.pop(key) - 1
         if count:
             self._holders[key] = count
         else:
             self.changes.remove(key)
-        return True
 
-    def empty_all(self, blocks: Iterable[int]) -> list[int]:
-        """Empties these blocks; returns those that had content."""
-        return [block for block in blocks if self.empty(block)]
+    def empty_all(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.empty(block)
 
     def clear(self) -> None:
         for block in list(self._key_of):

@@ -52,7 +52,7 @@ class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     overwritten: list[int] = field(default_factory=list)
-    """Blocks that get new content from this step on, and had some that others may read."""
+    """Blocks that may get new content from this step on."""
     complete: list[tuple[BlockKey, int]] = field(default_factory=list)
     """Blocks that this step completes, and their keys."""
     forget: bool = False

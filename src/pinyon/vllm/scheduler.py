@@ -197,11 +197,10 @@ class SchedulerSide:
             prompt.request_class, prompt.traceparent,
         )  # fmt: skip
         prompt.loading = job
-        prompt.done = first + count
         pinned = self._pin(targets)
         self._loading[job.job_id] = job, pinned
         with self.lock:
-            self._next.overwritten += self.cached.empty_all(targets)
+            self._given(self._next, targets)
         self._next.loads.append(job)
         prompt.times.load_begun(self._clock())
 
@@ -219,7 +218,7 @@ class SchedulerSide:
                 self._given(jobs, new.block_ids[0][new.num_computed_tokens // size :])
                 if prompt is not None:
                     prompt.table = list(new.block_ids[0])
-                    prompt.done = min(prompt.done, new.num_computed_tokens // size)
+                    prompt.done = new.num_computed_tokens // size
                     begun.append((prompt, new.num_computed_tokens, scheduled[new.req_id]))
             cached = output.scheduled_cached_reqs
             for place, name in enumerate(cached.req_ids):
@@ -232,7 +231,7 @@ class SchedulerSide:
                         prompt.table = list(blocks[0]) if resumed else prompt.table + list(blocks[0])
                 if prompt is not None:
                     if resumed:
-                        prompt.done = min(prompt.done, computed // size)
+                        prompt.done = computed // size
                     begun.append((prompt, computed, scheduled[name]))
             for prompt, computed, tokens in begun:
                 self._complete(jobs, prompt, computed, tokens)
@@ -245,11 +244,11 @@ class SchedulerSide:
 
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""
-        jobs.overwritten += self.cached.empty_all(blocks)
+        self.cached.empty_all(blocks)
+        jobs.overwritten += blocks  # all of them: vLLM may have forgotten some that are still lent
 
     def _preempted(self, prompt: EnginePrompt) -> None:
         """Begins anew with a request that has lost its blocks: some of them may be in the store by now."""
-        prompt.table, prompt.done, prompt.offer = [], 0, (0, 0, ())
         prompt.planned, prompt.asks = (), True
         if prompt.reuses:
             self._start_look(prompt, 0)
@@ -259,7 +258,7 @@ class SchedulerSide:
         """Finds the blocks that the step completes. Drafted tokens, which may be rejected, do not count."""
         size = self._space.block_tokens
         end = min((computed + tokens) // size, prompt.request.num_tokens // size, len(prompt.table))
-        first = max(prompt.done, computed // size)
+        first = prompt.done
         if end <= first:
             return
         keys, blocks = prompt.keys.upto(end)[first:end], prompt.table[first:end]
@@ -336,7 +335,6 @@ class SchedulerSide:
             self._refused.discard(name)
             return
         prompt.loading = None
-        prompt.done = job.first + good
         prompt.times.load_ended(self._clock(), good, self._space.block_tokens)
 
     def ended(self, request: Any) -> None:
@@ -366,9 +364,9 @@ class SchedulerSide:
         with self.lock:
             self.cached.clear()
         self._space = space
-        for prompt in self.prompts.values():
-            prompt.keys = PromptKeys(space, prompt.request)
-            prompt.reuses = False
+        for prompt in self.prompts.values():  # they go on, but what they hold is of neither space
+            self.times.ended(prompt.times)
+        self.prompts.clear()
         self._next.forget = True
 
     # -- for the report

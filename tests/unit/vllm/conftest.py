@@ -1,0 +1,3 @@
+from tests.vllm_double import install
+
+install()

@@ -1,0 +1,128 @@
+"""The connector has vLLM's methods and arguments, as recorded from the newest version that was tried."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pinyon.core.errors import InvalidArgument
+from pinyon.vllm import PinyonConnector
+from pinyon.vllm.jobs import LoadJob, SaveJob, StepJobs, StepNews
+from pinyon.vllm.parts import ConnectorParts
+from pinyon.vllm.settings import load_vllm_settings, server_url
+from tests.vllm_double import Block, ConnectorBase, Output, Request, Role, recorded
+
+
+def test_the_connector_s_methods_have_vllm_s_arguments() -> None:
+    for name, arguments in recorded()["KVConnectorBase_V1"].items():
+        method = getattr(PinyonConnector, name, None) or getattr(ConnectorBase, name)
+        assert list(inspect.signature(method).parameters) == arguments, name
+
+
+def test_the_double_has_the_recorded_fields() -> None:
+    there: dict[str, Any] = recorded()["fields"]
+    names = {field.name for field in fields(Request)} | set(dir(Request))
+    assert set(there["Request"]) <= names
+    assert set(there["KVCacheBlock"]) <= {field.name for field in fields(Block)}
+    assert Output(**dict.fromkeys(there["SchedulerOutput"]))
+
+
+def test_jobs_and_news_survive_vllm_s_pickling() -> None:
+    jobs = StepJobs(
+        [LoadJob(1, "r", 0, [b"k" * 16], [3], ())], [SaveJob(2, 0, [b"k" * 16], [4])], [5], [(b"k" * 16, 4)]
+    )
+    again = pickle.loads(pickle.dumps(jobs))
+    assert (again.loads, again.saves, again.overwritten, again.complete) == (
+        jobs.loads, jobs.saves, jobs.overwritten, jobs.complete,
+    )  # fmt: skip
+    both = StepNews({1: 1, 2: 1}).aggregate(StepNews({1: 1}, failed_sources=frozenset("x")))
+    assert pickle.loads(pickle.dumps(both)).saved == {1: 2, 2: 1}
+
+
+class Failing:
+    """Parts of which every method fails."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def failed(self, method: str) -> None:
+        self.failures.append(method)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_nothing_raises_into_vllm() -> None:
+    connector = PinyonConnector.__new__(PinyonConnector)
+    connector._parts, connector._connector_metadata = Failing(), object()
+    connector._failed_blocks = set()
+    assert connector.get_num_new_matched_tokens(None, 0) == (0, False)
+    assert connector.request_finished(None, []) == (False, None)
+    assert connector.get_finished(set()) == (None, None)
+    assert connector.build_connector_worker_meta() is None
+    assert connector.has_pending_push_work() is False
+    assert connector.get_block_ids_with_load_errors() == set()
+    for call in (
+        lambda: connector.on_new_request(None),
+        lambda: connector.update_state_after_alloc(None, None, 1),
+        lambda: connector.update_connector_output(None),
+        lambda: connector.bind_connector_metadata(StepJobs()),
+        lambda: connector.start_load_kv(None),
+        lambda: connector.wait_for_save(),
+        lambda: connector.shutdown(),
+    ):
+        call()
+    assert len(connector._parts.failures) >= 11
+
+
+def config(groups: int = 1, **extra: Any) -> tuple[Any, Any]:
+    transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute")
+    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_rank=0)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace())
+    return (
+        SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel),
+        SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=8),
+    )
+
+
+def test_hybrid_models_are_refused_with_the_reason() -> None:
+    with pytest.raises(InvalidArgument, match="2 groups of KV"):
+        ConnectorParts(*config(groups=2))
+
+
+def test_the_failure_policy_that_fails_requests_is_refused() -> None:
+    vllm_config, kv_cache = config()
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "fail"
+    with pytest.raises(InvalidArgument, match="recompute"):
+        ConnectorParts(vllm_config, kv_cache)
+
+
+def test_a_mistake_in_the_settings_ends_vllm_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="redis_url"):
+        PinyonConnector(*(config(redisurl="x")[0], Role.SCHEDULER, config()[1]))
+
+
+def test_settings_come_from_the_extra_config_and_the_environment() -> None:
+    environ = {"PINYON_VLLM_LOOK_S": "0.5", "PINYON_VLLM_CONDUCTOR": "a:1", "OTHER": "x"}
+    settings = load_vllm_settings({"conductor": "b:2", "save": False}, environ)
+    assert (settings.look_s, settings.conductor, settings.save) == (0.5, "b:2", False)
+    for extra, environ in (({"look_s": "soon"}, {}), ({"x": 1}, {}), ({}, {"PINYON_VLLM_X": "1"})):
+        with pytest.raises(InvalidArgument):
+            load_vllm_settings(extra, environ)
+    with pytest.raises(InvalidArgument, match="loopback"):
+        load_vllm_settings({"listen": "0.0.0.0:0"}, {})
+
+
+def test_the_server_s_address_is_read_off_vllm_s_command_line() -> None:
+    settings = load_vllm_settings({}, {})
+    assert server_url(settings, ["vllm", "serve", "m"]) == "http://127.0.0.1:8000"
+    assert server_url(settings, ["vllm", "--port", "81", "--host=10.0.0.1"]) == "http://10.0.0.1:81"
+    assert server_url(settings, ["vllm", "--port=82", "--host", "0.0.0.0"]) == "http://127.0.0.1:82"
+    assert server_url(load_vllm_settings({"server_url": "http://x:1/"}, {}), []) == "http://x:1"
+    outside = load_vllm_settings({"advertise_host": "node-1"}, {})
+    assert server_url(outside, ["vllm", "--host", "0.0.0.0"]) == "http://node-1:8000"

@@ -1,0 +1,231 @@
+"""The scheduler's side of the connector, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import salt_of
+from pinyon.core.orders import FetchSpan, KvSource
+from pinyon.messages.plan import seal_plan
+from pinyon.vllm.jobs import StepJobs, StepNews
+from pinyon.vllm.prompt_keys import KeySpace, PromptKeys
+from pinyon.vllm.scheduler import SchedulerSide
+from pinyon.vllm.times import Times
+from tests.vllm_double import BlockPool, Engine, Request
+
+SIZE = 4
+SECRET = b"secret"
+SPACE = KeySpace("weights", "layout", SIZE, SECRET)
+STORE = FetchSpan("kv", "kv:1", KvSource.STORE, 0, 3)
+
+
+class Place:
+    """A scheduler's side, an engine that drives it, and the questions that it asked."""
+
+    def __init__(self, *, saves: bool = False) -> None:
+        self.now_s = 0.0
+        self.asked: list[tuple[list[bytes], Future[tuple[FetchSpan, ...]]]] = []
+        self.jobs: list[StepJobs] = []
+        self.pool = BlockPool(40)
+        self.side = SchedulerSide(
+            SPACE, 1, self._look, Times("x", SIZE), lambda: self.now_s, look_s=0.1, saves=saves, pinned_share=0.25,
+            secret=SECRET,
+        )  # fmt: skip
+        self.engine = Engine(self.side, self.pool, SIZE, self._work)
+        self.output: dict[str, Any] = {}
+
+    def _look(self, keys: Sequence[bytes]) -> Future[tuple[FetchSpan, ...]]:
+        self.asked.append((list(keys), Future()))
+        return self.asked[-1][1]
+
+    def _work(self, jobs: StepJobs) -> Any:
+        self.jobs.append(jobs)
+        nothing = {"kv_connector_worker_meta": None, "finished_recving": set(), "invalid_block_ids": set()}
+        said, self.output = self.output, {}
+        return SimpleNamespace(**nothing | said)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def request(tokens: int = 14, **fields: Any) -> Request:
+    return Request("r", list(range(tokens)), 4, **fields)
+
+
+def test_a_request_waits_for_the_store_but_not_past_the_deadline(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    assert place.side.matched(asked, 0) == (None, False)
+    assert place.side.matched(asked, 0) == (None, False), "the question has no side effects"
+    place.now_s = 0.11
+    assert place.side.matched(asked, 0) == (0, False)
+    place.asked[0][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (0, False), "a late answer is not used"
+
+
+def test_what_the_store_has_beyond_vllm_s_own_is_offered(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    assert len(place.asked[0][0]) == 3, "one token at least is computed"
+    place.asked[0][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+    assert place.side.matched(asked, 4) == (8, True)
+    assert place.side.matched(asked, 12) == (0, False)
+
+
+@pytest.mark.parametrize("fault", [OSError("away"), None])
+def test_a_store_that_fails_or_has_nothing_is_a_miss(place: Place, fault: Exception | None) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    if fault is None:
+        place.asked[0][1].set_result(())
+    else:
+        place.asked[0][1].set_exception(fault)
+    assert place.side.matched(asked, 0) == (0, False)
+
+
+def test_a_failed_load_is_computed_and_never_offered_again(place: Place) -> None:
+    place.engine.add(request())
+    place.asked[0][1].set_result((STORE,))
+    place.engine.step()
+    (job,) = place.jobs[0].loads
+    assert place.engine.requests["r"].waits_for_kv
+    place.output = {"finished_recving": {"r"}, "invalid_block_ids": {job.blocks[0]}}
+    place.engine.step()
+    for _ in range(8):
+        place.engine.step()
+    assert not any(jobs.loads for jobs in place.jobs[1:])
+    assert not place.engine.requests
+    assert place.side.counts["load_failures"] == 1
+    assert not place.side.pins
+
+
+def test_an_aborted_load_holds_its_blocks_until_it_has_ended(place: Place) -> None:
+    place.engine.add(request())
+    place.asked[0][1].set_result((STORE,))
+    place.engine.step()
+    free = place.pool.get_num_free_blocks()
+    place.engine.abort("r")
+    place.engine.step()
+    assert place.pool.get_num_free_blocks() == free
+    place.output = {"finished_recving": {"r"}}
+    place.engine.step()
+    assert place.pool.get_num_free_blocks() == len(place.pool.blocks) - 1
+    assert not place.side.pins
+
+
+def test_a_preempted_request_asks_the_store_anew(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    place.asked[0][1].set_result(())
+    assert place.side.matched(asked, 0) == (0, False)
+    asked.num_preemptions = 1
+    assert place.side.matched(asked, 0) == (None, False)
+    place.asked[1][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+
+
+def test_saves_are_pinned_until_all_ranks_are_done_and_are_few() -> None:
+    place = Place(saves=True)
+    place.engine.add(Request("r", list(range(100, 133)), 1))
+    place.asked[0][1].set_result(())
+    place.engine.step()
+    (job,) = place.jobs[0].saves
+    assert len(job.blocks) == 8
+    assert place.side.saving
+    place.engine.add(Request("s", list(range(200, 233)), 1))
+    place.asked[1][1].set_result(())
+    place.engine.step()
+    assert not place.jobs[1].saves, "no more than the share may wait"
+    assert place.side.counts["unsaved_blocks"] == 8
+    place.output = {"kv_connector_worker_meta": StepNews({job.job_id: 1})}
+    place.engine.step()
+    assert not place.side.saving
+
+
+def planned(*spans: tuple[int, int]) -> worker_pb2.Plan:
+    made = worker_pb2.Plan(request_id="p")
+    made.placement.policy = "pinyon"
+    made.placement.number = 7
+    for first, count in spans:
+        made.placement.fetches.add(source_id="b", source_address="b:1", first_block=first, block_count=count)
+    return made
+
+
+def test_a_plan_s_sources_are_used_and_the_store_is_not_asked(place: Place) -> None:
+    text = seal_plan(planned((0, 2), (2, 1)).SerializeToString(), SECRET)
+    asked = request(kv_transfer_params={"pinyon": text})
+    place.side.arrived(asked)
+    assert not place.asked
+    assert place.side.matched(asked, 0) == (12, True)
+    assert place.side.prompts["r"].times.placed_as == "p"
+    assert place.side.prompts["r"].times.number == 7
+
+
+def test_a_plan_that_does_not_fit_any_more_asks_the_store(place: Place) -> None:
+    text = seal_plan(planned((1, 2)).SerializeToString(), SECRET)
+    asked = request(kv_transfer_params={"pinyon": text})
+    place.side.arrived(asked)
+    assert place.side.matched(asked, 0) == (None, False)
+    place.asked[0][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+
+
+@pytest.mark.parametrize("text", ["nonsense", 7, None, seal_plan(b"", b"another"), seal_plan(b"\xff\xff", SECRET)])
+def test_a_plan_that_is_none_or_not_signed_changes_nothing(place: Place, text: object) -> None:
+    asked = request(kv_transfer_params={"pinyon": text})
+    place.side.arrived(asked)
+    assert place.side.prompts["r"].times.placed_as == ""
+    place.asked[0][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+
+
+def test_tenants_adapters_and_images_have_keys_of_their_own() -> None:
+    def keys(**fields: Any) -> list[bytes]:
+        return PromptKeys(SPACE, request(12, **fields)).upto(3)
+
+    def image(name: str, offset: int) -> SimpleNamespace:
+        return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=3))
+
+    plain = keys()
+    others = [
+        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=SimpleNamespace(lora_name="x")),
+        keys(lora_request=SimpleNamespace(lora_name="y")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
+        request(12)).upto(3), PromptKeys(KeySpace("weights", "other", SIZE, SECRET), request(12)).upto(3),
+    ]  # fmt: skip
+    firsts = {each[0] for each in (plain, *others)}
+    assert len(firsts) == 1 + len(others)
+    assert keys(mm_features=[image("cat", 5)])[0] == plain[0]
+    assert len({keys(mm_features=[image(name, at)])[1] for name, at in (("cat", 5), ("dog", 5), ("cat", 4))}) == 3
+    root = b"r" * 16
+    assert keys(cache_salt=salt_of(root)) == PromptKeys(SPACE, request(12, cache_salt=salt_of(root))).upto(3)
+
+
+def test_prompts_that_tokens_do_not_tell_are_left_alone(place: Place) -> None:
+    for fields in ({"prompt_embeds": object()}, {"pooling_params": object()}):
+        asked = request(**fields)
+        place.side.arrived(asked)
+        assert place.side.matched(asked, 0) == (0, False)
+        assert not place.side.prompts
+
+
+def test_new_weights_make_all_content_void(place: Place) -> None:
+    place.engine.add(request())
+    place.asked[0][1].set_result(())
+    place.engine.step()
+    held = place.side.snapshot()
+    assert held
+    place.side.changes()
+    place.side.forget_all(KeySpace("weights.1", "layout", SIZE, SECRET))
+    assert place.side.changes() == ([], held)
+    place.engine.step()
+    assert place.jobs[-1].forget
+    assert not place.side.snapshot()
