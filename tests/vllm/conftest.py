@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from launch import vllm
 from launch.cluster import ClusterSpec, LocalCluster
+from launch.ports import HeldPorts
+from launch.process import await_ready
 from launch.vllm import VllmServer
 from pinyon.core.errors import Unavailable
 
@@ -51,22 +55,33 @@ def servers(suite: LocalCluster) -> list[VllmServer]:
 @pytest.fixture(scope="session")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A vLLM server that knows nothing of the suite."""
-    from launch.ports import HeldPorts
+    with serving(model, tmp_path_factory.mktemp("alone")) as server:
+        yield server
 
+
+@contextmanager
+def serving(
+    model: Path,
+    folder: Path,
+    connector: Mapping[str, object] | None = None,
+    module: str = "pinyon.vllm",
+    environment: Mapping[str, str] = {},
+    more: Sequence[str] = (),
+) -> Iterator[VllmServer]:
+    """Runs one vLLM server, with the connector if it is given settings."""
     with HeldPorts() as ports:
-        folder = tmp_path_factory.mktemp("alone")
-        server = VllmServer("alone", model, "tiny", "127.0.0.1", ports.take("127.0.0.1"), None, folder / "alone.log")
-        started(server)
+        port = ports.take("127.0.0.1")
+        server = VllmServer("one", model, "tiny", "127.0.0.1", port, connector, folder / "one.log", more)
+        server.arguments = [each.replace("pinyon.vllm", module) for each in server.arguments]
+        kept = dict(os.environ)
+        os.environ.update(environment)
         try:
+            server.spawn()
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+        try:
+            await_ready([server], time.monotonic() + vllm.START_S)
             yield server
         finally:
             server.kill()
-
-
-def started(server: VllmServer) -> None:
-    import time
-
-    from launch.process import await_ready
-
-    server.spawn()
-    await_ready([server], time.monotonic() + vllm.START_S)
