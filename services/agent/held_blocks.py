@@ -1,0 +1,140 @@
+"""The blocks that an engine holds, by our keys, as far as its events tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pinyon.core.block_keys import BlockKey, chain_block_keys, root_of_salt, variant
+from pinyon.paging.key_changes import KeyChanges
+from services.agent.cache_events import BlockHash, Stored, read_events
+
+SLICE_BLOCKS = 1024
+"""The number of blocks after which others get their turn."""
+COUNTED = {
+    "events": "KV cache events applied",
+    "gaps": "Times that batches of events were missing",
+    "replays": "Times that batches were asked for again",
+    "restarts": "Restarts of the server that were noticed",
+    "drops": "Times that all that was known was dropped, as it could be out of date",
+    "skipped_blocks": "Stored blocks that got no key",
+    "malformed_batches": "Batches that made no sense",
+}
+"""The counts over all lives of a server, with their meanings."""
+
+
+class HeldBlocks:
+    """The blocks of one life of an engine.
+
+    Each batch has a number, from 0 on. ``missing`` says for a batch that came by subscription which ones to have
+    replayed before it. ``take`` applies a batch, replayed or not. Without the batches before it, what was held is
+    unknown: all is dropped, and what comes later counts.
+
+    The engine may hold several copies of a block, each of which it removes by itself."""
+
+    def __init__(
+        self, start: Callable[[str], BlockKey], block_tokens: int, blocks_max: int, counts: dict[str, int]
+    ) -> None:
+        """Takes the function that makes the start of a key chain from the salt of a request without tenant."""
+        self._start = start
+        self._block_tokens = block_tokens
+        self._blocks_max = blocks_max
+        self._counts = counts
+        self._keys: dict[BlockHash, BlockKey] = {}
+        self._copies: dict[BlockKey, int] = {}
+        self.changes = KeyChanges()
+        self._next = 0
+        self._last = -1
+        """The number of the last batch that came by subscription."""
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def keys(self) -> list[BlockKey]:
+        return list(self._copies)
+
+    def begin(self) -> None:
+        """Forgets everything: the next batch is the first of the engine's life."""
+        self._empty()
+        self._next, self._last = 0, -1
+
+    def missing(self, number: int) -> int | None:
+        """Returns the first batch that is missing before this one, which came by subscription; None if none is.
+
+        Within one life of the engine such numbers only grow, so another life has begun if this one did not."""
+        if number <= self._last:
+            self._counts["restarts"] += 1
+            self.begin()
+        self._last = number
+        if number <= self._next:
+            return None
+        self._counts["gaps"] += 1
+        return self._next
+
+    def take(self, number: int, batch: Any) -> Iterator[None]:
+        """Applies a decoded batch unless it is known; the caller lets others have their turn at each yield."""
+        if number < self._next:
+            return
+        if number > self._next:
+            self._drop()
+        self._next = number + 1
+        try:
+            events = read_events(batch)
+        except ValueError:
+            self._counts["malformed_batches"] += 1
+            self._drop()
+            return
+        work = 0
+        for event in events:
+            self._counts["events"] += 1
+            if isinstance(event, Stored):
+                yield from self._store(event)
+            elif event.hashes is None:
+                self._empty()
+            else:
+                for name in event.hashes:
+                    self._remove(name)
+            work += 1 + len(event.hashes or ())
+            if work > SLICE_BLOCKS:
+                work = 0
+                yield
+        if len(self._keys) > self._blocks_max:  # more than the engine has: events were lost, or mean something else
+            self._drop()
+
+    def _drop(self) -> None:
+        self._counts["drops"] += 1
+        self._empty()
+
+    def _empty(self) -> None:
+        self.changes.remove_all(list(self._copies))
+        self._copies.clear()
+        self._keys.clear()
+
+    def _store(self, event: Stored) -> Iterator[None]:
+        if event.parent is not None:
+            key = self._keys.get(event.parent)
+        else:
+            key = root_of_salt(event.salt) or self._start(event.salt)
+            key = variant(key, "lora", event.lora) if event.lora else key
+        size, hashes = 4 * event.block_tokens, event.hashes[: event.plain]
+        if key is None or event.block_tokens != self._block_tokens or len(event.tokens) != size * len(event.hashes):
+            hashes = []
+        self._counts["skipped_blocks"] += len(event.hashes) - len(hashes)
+        for at in range(0, len(hashes), SLICE_BLOCKS):
+            part = hashes[at : at + SLICE_BLOCKS]
+            tokens = event.tokens[size * at : size * (at + len(part))]
+            keys = chain_block_keys(key or b"", tokens, event.block_tokens)
+            for name, key in zip(part, keys, strict=True):
+                self._keys[name] = key
+                if key not in self._copies:
+                    self.changes.add(key)
+                self._copies[key] = self._copies.get(key, 0) + 1
+            yield
+
+    def _remove(self, name: BlockHash) -> None:
+        key = self._keys.get(name, b"")
+        if copies := self._copies.get(key):  # else the block was skipped
+            self._copies[key] = copies - 1
+            if copies == 1:
+                del self._copies[key], self._keys[name]
+                self.changes.remove(key)
