@@ -35,10 +35,10 @@ POLL_S = 0.5
 """The time between two questions for health and metrics."""
 WARNING_S = 60.0
 """The shortest time between two warnings about batches that make no sense."""
-SLACK = 2
-"""The number of names that are kept per block of the server."""
-NAMES_MAX = 1 << 20
-"""The number of names that are kept where the server does not tell its number of blocks."""
+COPIES = 2
+"""The number of stored and not removed copies, per block of the server, beyond which they are miscounted."""
+COPIES_MAX = 1 << 20
+"""The same limit in all where the server does not tell its number of blocks."""
 
 _log = get_logger("agent")
 
@@ -119,8 +119,8 @@ class Agent:
         settings, layout = self.settings, info.layout
         assert layout is not None
         start = partial(namespace, info.model_fingerprint, layout.layout_id, "", self.secret)
-        names_max = SLACK * info.capacity_blocks or NAMES_MAX
-        held = HeldBlocks(start, layout.block_tokens, names_max, self.counts)
+        copies_max = COPIES * info.capacity_blocks or COPIES_MAX
+        held = HeldBlocks(start, layout.block_tokens, copies_max, self.counts)
         report = ServerReport(info, kind, held)
         session = ReportSession(settings.conductor, info, report, connect=self.connect)
 

@@ -33,15 +33,17 @@ class HeldBlocks:
     The engine may hold several copies of a block, each of which it removes by itself."""
 
     def __init__(
-        self, start: Callable[[str], BlockKey], block_tokens: int, blocks_max: int, counts: dict[str, int]
+        self, start: Callable[[str], BlockKey], block_tokens: int, copies_max: int, counts: dict[str, int]
     ) -> None:
         """Takes the function that makes the start of a key chain from the salt of a request without tenant."""
         self._start = start
         self._block_tokens = block_tokens
-        self._blocks_max = blocks_max
+        self._copies_max = copies_max
         self._counts = counts
         self._keys: dict[BlockHash, BlockKey] = {}
         self._copies: dict[BlockKey, int] = {}
+        self._total = 0
+        """The number of copies of all blocks."""
         self.changes = KeyChanges()
         self._next = 0
         self._last = -1
@@ -98,7 +100,7 @@ class HeldBlocks:
             if work > SLICE_BLOCKS:
                 work = 0
                 yield
-        if len(self._keys) > self._blocks_max:  # more than the engine has: events were lost, or mean something else
+        if self._total > self._copies_max:  # more than the engine has: its events mean something else
             self._drop()
 
     def _drop(self) -> None:
@@ -109,6 +111,7 @@ class HeldBlocks:
         self.changes.remove_all(list(self._copies))
         self._copies.clear()
         self._keys.clear()
+        self._total = 0
 
     def _store(self, event: Stored) -> Iterator[None]:
         if event.parent is not None:
@@ -123,6 +126,7 @@ class HeldBlocks:
         for at in range(0, len(hashes), SLICE_BLOCKS):
             part = hashes[at : at + SLICE_BLOCKS]
             tokens = event.tokens[size * at : size * (at + len(part))]
+            self._total += len(part)
             keys = chain_block_keys(key or b"", tokens, event.block_tokens)
             for name, key in zip(part, keys, strict=True):
                 self._keys[name] = key
@@ -135,6 +139,7 @@ class HeldBlocks:
         key = self._keys.get(name, b"")
         if copies := self._copies.get(key):  # else the block was skipped
             self._copies[key] = copies - 1
+            self._total -= 1
             if copies == 1:
                 del self._copies[key], self._keys[name]
                 self.changes.remove(key)

@@ -36,6 +36,6 @@ class AgentSettings(ServiceSettings):
     conductor: Address = setting("", "host:port of the conductor to report to; required")
 
     @classmethod
-    def role(cls) -> str:
+    def certified_role(cls) -> str:
         """Returns the role of workers, as an agent stands for one."""
         return WORKER

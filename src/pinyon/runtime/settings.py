@@ -126,7 +126,7 @@ class ServiceSettings(BaseModel):
         return str(cls.model_config.get("title", "pinyon")).removeprefix("pinyon ")
 
     @classmethod
-    def role(cls) -> str:
+    def certified_role(cls) -> str:
         """Returns the role that the process's certificate names (:mod:`pinyon.runtime.identity`)."""
         return cls.service()
 
