@@ -13,13 +13,7 @@ from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.frontdoor.upstreams.server import Server
-from pinyon.frontdoor.upstreams.watch import (
-    ANSWER_S,
-    HEALTH_BYTES_MAX,
-    PAGE_BYTES_MAX,
-    discover_capacity,
-    discover_models,
-)
+from pinyon.frontdoor.upstreams.watch import ANSWER_S, PAGE_BYTES_MAX, discover_capacity, discover_models
 from pinyon.placement.instances import InstanceInfo
 from pinyon.routing.server_load import ServerKind, kind_of_page
 from pinyon.runtime.channel import OpenSession
@@ -35,27 +29,23 @@ POLL_S = 0.5
 """The time between two questions for health and metrics."""
 WARNING_S = 60.0
 """The shortest time between two warnings about batches that make no sense."""
-COPIES = 2
-"""The number of stored and not removed copies, per block of the server, beyond which they are miscounted."""
 COPIES_MAX = 1 << 20
-"""The same limit in all where the server does not tell its number of blocks."""
+"""The limit of stored and not removed copies of blocks where the server does not tell how many it has."""
 
 _log = get_logger("agent")
 
 
 @dataclass(eq=False)
 class Agent:
-    """The agent of one server."""
+    """The agent of one server, which load balancers reach at ``url``."""
 
     settings: AgentSettings
     server: Server
+    url: str
     instance_id: str
     secret: bytes = field(repr=False)
     connect: OpenSession
-    url: str
-    """The base URL at which load balancers reach the server."""
-    held: int = 0
-    """The number of blocks with a key that the server holds."""
+    held: HeldBlocks | None = None
     session: ReportSession | None = None
     """The session with the conductor while the server lives."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
@@ -83,7 +73,7 @@ class Agent:
         """Returns the registration of the server and its kind, None if it shows no load. Raises :class:`Unavailable`
         that says why it cannot be registered."""
         settings, url = self.settings, self.server.url
-        if not await self._well():
+        if await self._get(b"/health") is None:
             raise Unavailable("its /health does not answer 200")
         models = await discover_models(self.server)
         if isinstance(models, str):
@@ -91,13 +81,13 @@ class Agent:
         name = settings.model or next((name for name, each in models.items() if not each.get("parent")), "")
         if name not in models:
             raise Unavailable(f"it does not list the model {name!r}")
-        page = await self._page()
+        page = await self._get(b"/metrics") or b""
         size, blocks = read_cache(page)
         if not (settings.block_tokens or size):
             raise Unavailable("its metrics do not tell the size of a block: give --block-tokens")
         kind = kind_of_page(page)
         context, weights = models[name].get("max_model_len"), f"{name}\0{models[name].get('root')}"
-        info = InstanceInfo(
+        return InstanceInfo(
             self.instance_id,
             secrets.token_hex(16),
             Role.MIXED,
@@ -111,33 +101,27 @@ class Agent:
             key_secret_id=secret_id(self.secret),
             server_url=self.url,
             keeps_to_itself=True,
-        )
-        return info, kind
+        ), kind
 
     async def _live(self, info: InstanceInfo, kind: ServerKind | None) -> None:
         """Reports one life of the server."""
         settings, layout = self.settings, info.layout
         assert layout is not None
         start = partial(namespace, info.model_fingerprint, layout.layout_id, "", self.secret)
-        copies_max = COPIES * info.capacity_blocks or COPIES_MAX
-        held = HeldBlocks(start, layout.block_tokens, copies_max, self.counts)
-        report = ServerReport(info, kind, held)
+        # Twice the blocks that there are: events that mean something else would make the tables grow.
+        held = HeldBlocks(start, layout.block_tokens, 2 * info.capacity_blocks or COPIES_MAX, self.counts)
+        report = ServerReport(kind, info.capacity_blocks, held)
         session = ReportSession(settings.conductor, info, report, connect=self.connect)
-
-        def changed() -> None:
-            self.held = len(held)
-            session.wake()
-
-        feed = EventFeed(held, self.counts, settings.events, settings.replay, settings.topic, changed)
+        feed = EventFeed(held, self.counts, settings.events, settings.replay, settings.topic, session.wake)
         reading = asyncio.create_task(feed.run(), name="events") if settings.events else None
         shown = "no load" if kind is None else f"the load of {kind.name}"
         _log.info("%s serves %s in blocks of %d tokens and shows %s", self.url, info.model, layout.block_tokens, shown)
         session.start()
-        self.session = session
+        self.held, self.session = held, session
         try:
             await self._watch(report, session)
         finally:
-            self.session, self.held = None, 0
+            self.held = self.session = None
             await ended(reading)
             await session.close()
 
@@ -147,9 +131,9 @@ class Agent:
         heard_s, warned_s, malformed = clock(), -WARNING_S, self.counts["malformed_batches"]
         while True:
             try:
-                well, page = await self._well(), await self._page()
+                well, page = await self._get(b"/health") is not None, await self._get(b"/metrics")
             except Unavailable:
-                well, page = False, b""
+                well, page = False, None
             if page and not report.read(page):
                 self.counts["restarts"] += 1
                 _log.warning("%s has restarted", self.url)
@@ -166,11 +150,7 @@ class Agent:
                 _log.warning("%s: %d batches made no sense so far", self.settings.events, malformed)
             await asyncio.sleep(POLL_S)
 
-    async def _well(self) -> bool:
-        status, _ = await self.server.ask(b"/health", ANSWER_S, HEALTH_BYTES_MAX)
-        return status == 200
-
-    async def _page(self) -> bytes:
-        """Returns the server's metrics, empty if it shows none."""
-        status, page = await self.server.ask(b"/metrics", ANSWER_S, PAGE_BYTES_MAX)
-        return page if status == 200 else b""
+    async def _get(self, path: bytes) -> bytes | None:
+        """Returns what the server answers; None if it refuses. Raises :class:`Unavailable`."""
+        status, body = await self.server.ask(path, ANSWER_S, PAGE_BYTES_MAX)
+        return body if status == 200 else None

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pinyon.core.errors import FailedPrecondition, InvalidArgument
+from pinyon.core.errors import InvalidArgument
 from pinyon.frontdoor.upstreams.connection import ConnectionLimits
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.url import parse_upstreams, read_upstream_keys
@@ -18,11 +17,9 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.tasks import ended
+from services.agent.agent import Agent
 from services.agent.held_blocks import COUNTED
 from services.agent.settings import AgentSettings
-
-if TYPE_CHECKING:
-    from services.agent.agent import Agent
 
 
 async def run(settings: AgentSettings, context: ServiceContext) -> None:
@@ -37,19 +34,14 @@ async def serving(settings: AgentSettings, context: ServiceContext) -> AsyncIter
     for name in ("server", "conductor"):
         if not getattr(settings, name):
             raise InvalidArgument(f"an agent needs --{name}")
-    try:
-        from services.agent.agent import Agent
-    except ModuleNotFoundError as error:
-        raise FailedPrecondition(f"an agent needs the package {error.name}: pip install 'pinyon[agent]'") from None
     (url,) = parse_upstreams(settings.server)
     key = read_upstream_keys(settings.upstream_api_key_file).of(str(url), own=True)
     server = Server(url, ConnectionLimits(), 1, 0, key, ssl.create_default_context() if url.tls else None)
     reached = str(replace(url, host=settings.advertise_host or url.host))
-    security = context.security
-    connect = security.channels.sessions_to(peer_name(CONDUCTOR))
-    agent = Agent(settings, server, context.instance_id, security.secret, connect, reached)
+    connect = context.security.channels.sessions_to(peer_name(CONDUCTOR))
+    agent = Agent(settings, server, reached, context.instance_id, context.security.secret, connect)
     gauges: list[Figure] = [
-        ("held_blocks", "Blocks with a key that the server holds", lambda: agent.held),
+        ("held_blocks", "Blocks with a key that the server holds", lambda: len(agent.held or ())),
         ("report_sessions", "Conductors that know the server", agent.registered),
     ]
     counters = [(name, text, partial(agent.counts.__getitem__, name)) for name, text in COUNTED.items()]

@@ -23,18 +23,18 @@ _MEMBERS = {
 
 
 class Stored(NamedTuple):
-    """Blocks that the engine now holds, one behind the other. ``tokens`` are little-endian u32."""
+    """Blocks that the engine now holds, one behind the other. ``tokens`` are little-endian u32.
+
+    ``plain`` of them depend only on tokens, adapter and salt, but later ones on images for example. ``lora`` is the
+    adapter's name. ``salt`` is the request's ``cache_salt``, if the blocks begin a prompt."""
 
     hashes: list[BlockHash]
     parent: BlockHash | None
     tokens: bytes
     block_tokens: int
     plain: int
-    """The number of leading blocks that depend on tokens, adapter and salt only, and not on images for example."""
     lora: str
-    """The adapter's name; empty for none."""
     salt: str
-    """The request's ``cache_salt``, if the blocks begin a prompt."""
 
 
 class Removed(NamedTuple):
@@ -62,13 +62,14 @@ def _event(raw: Any) -> Stored | Removed | None:
         return None
     if kind == "AllBlocksCleared":
         return Removed(None)
-    hashes = [_hash(each) for each in event["block_hashes"]]
-    return Removed(hashes) if kind == "BlockRemoved" else _stored(event, hashes)
+    hashes, parent = list(event["block_hashes"]), event.get("parent_block_hash")
+    if not {type(each) for each in (*hashes, parent)} <= {int, bytes, type(None)}:
+        raise ValueError("not a block's hash")
+    return Removed(hashes) if kind == "BlockRemoved" else _stored(event, hashes, parent)
 
 
-def _stored(event: dict[str, Any], hashes: list[BlockHash]) -> Stored:
-    parent, lora, size = event["parent_block_hash"], event.get("lora_name") or "", event["block_size"]
-    salt = "" if parent is not None else event.get("cache_salt") or ""
+def _stored(event: dict[str, Any], hashes: list[BlockHash], parent: BlockHash | None) -> Stored:
+    lora, size, salt = event.get("lora_name") or "", event["block_size"], event.get("cache_salt") or ""
     plain = 0 if event.get("lora_id") is not None and not lora else len(hashes)
     for place, keys in enumerate(event.get("extra_keys") or ()):
         others = list(keys or ())
@@ -79,13 +80,6 @@ def _stored(event: dict[str, Any], hashes: list[BlockHash]) -> Stored:
         elif others:
             plain = min(plain, place)
             break
-    if not (isinstance(lora, str) and isinstance(salt, str) and type(size) is int and size > 0):
+    if not (isinstance(lora, str) and isinstance(salt, str) and type(size) is int):
         raise ValueError("not a stored block")
-    tokens = tokens_to_bytes(array("I", event["token_ids"]))
-    return Stored(hashes, None if parent is None else _hash(parent), tokens, size, plain, lora, salt)
-
-
-def _hash(value: Any) -> BlockHash:
-    if type(value) is not int and type(value) is not bytes:
-        raise ValueError("not a block's hash")
-    return value
+    return Stored(hashes, parent, tokens_to_bytes(array("I", event["token_ids"])), size, plain, lora, salt)

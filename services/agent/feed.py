@@ -17,9 +17,7 @@ from services.agent.held_blocks import HeldBlocks
 WAITING_MAX = 10_000
 """The most batches that wait here; the publisher drops further ones, which are then replayed."""
 BATCH_BYTES_MAX = 64 << 20
-REPLAY_S = 60.0
-SILENCE_S = 5.0
-"""The time within which a replay's next batch must come."""
+REPLAY_S = 20.0
 PAUSE_S = 1.0
 """The pause after a failure, before everything begins anew."""
 _END = b"\xff" * 8
@@ -57,7 +55,7 @@ class EventFeed:
 
     async def _follow(self, context: Any) -> None:
         # Subscribed first, so that nothing is lost between the replay and what comes live.
-        socket = _socket(context, zmq.SUB, self.events)
+        socket = _connected(context, zmq.SUB, self.events)
         socket.setsockopt_string(zmq.SUBSCRIBE, self.topic)
         await self._catch_up(context, 0)
         while True:
@@ -72,19 +70,15 @@ class EventFeed:
         if not self.replay:
             return
         self.counts["replays"] += 1
-        socket = _socket(context, zmq.DEALER, self.replay)
+        socket = _connected(context, zmq.DEALER, self.replay)
         try:
             async with asyncio.timeout(REPLAY_S):
                 await socket.send_multipart((b"", first.to_bytes(8, "big")))
-                while True:
-                    async with asyncio.timeout(SILENCE_S):
-                        frames = await socket.recv_multipart()
-                    if frames[-2:-1] == [_END]:
-                        return
+                while (frames := await socket.recv_multipart())[-2:-1] != [_END]:
                     if (number := self._number(frames)) is not None:
                         await self._take(number, frames[-1])
         except TimeoutError:
-            _log.warning("%s replays nothing, or too slowly", self.replay)
+            _log.warning("%s does not replay events, or too slowly", self.replay)
         finally:
             socket.close(linger=0)
 
@@ -105,7 +99,7 @@ class EventFeed:
         return None
 
 
-def _socket(context: Any, kind: int, address: str) -> Any:
+def _connected(context: Any, kind: int, address: str) -> Any:
     socket = context.socket(kind)
     socket.setsockopt(zmq.RCVHWM, WAITING_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)

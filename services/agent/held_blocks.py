@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from pinyon.core.block_keys import BlockKey, chain_block_keys, root_of_salt, variant
@@ -23,31 +24,28 @@ COUNTED = {
 """The counts over all lives of a server, with their meanings."""
 
 
+@dataclass(eq=False)
 class HeldBlocks:
     """The blocks of one life of an engine.
 
-    Each batch has a number, from 0 on. ``missing`` says for a batch that came by subscription which ones to have
-    replayed before it. ``take`` applies a batch, replayed or not. Without the batches before it, what was held is
-    unknown: all is dropped, and what comes later counts.
+    Batches are numbered from 0 on. ``missing`` says for one that came by subscription which ones to have replayed
+    before it. ``take`` applies one, replayed or not. Without those before it, all that was known is dropped.
 
     The engine may hold several copies of a block, each of which it removes by itself."""
 
-    def __init__(
-        self, start: Callable[[str], BlockKey], block_tokens: int, copies_max: int, counts: dict[str, int]
-    ) -> None:
-        """Takes the function that makes the start of a key chain from the salt of a request without tenant."""
-        self._start = start
-        self._block_tokens = block_tokens
-        self._copies_max = copies_max
-        self._counts = counts
-        self._keys: dict[BlockHash, BlockKey] = {}
-        self._copies: dict[BlockKey, int] = {}
-        self._total = 0
-        """The number of copies of all blocks."""
-        self.changes = KeyChanges()
-        self._next = 0
-        self._last = -1
-        """The number of the last batch that came by subscription."""
+    start: Callable[[str], BlockKey]
+    """Makes the start of a key chain from the salt of a request without tenant."""
+    block_tokens: int
+    copies_max: int
+    counts: dict[str, int]
+    changes: KeyChanges = field(default_factory=KeyChanges)
+    _keys: dict[BlockHash, BlockKey] = field(default_factory=dict)
+    _copies: dict[BlockKey, int] = field(default_factory=dict)
+    _total: int = 0
+    """The number of copies of all blocks."""
+    _next: int = 0
+    _last: int = -1
+    """The number of the last batch that came by subscription."""
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -63,14 +61,14 @@ class HeldBlocks:
     def missing(self, number: int) -> int | None:
         """Returns the first batch that is missing before this one, which came by subscription; None if none is.
 
-        Within one life of the engine such numbers only grow, so another life has begun if this one did not."""
+        Such numbers grow, unless another life of the engine has begun."""
         if number <= self._last:
-            self._counts["restarts"] += 1
+            self.counts["restarts"] += 1
             self.begin()
         self._last = number
         if number <= self._next:
             return None
-        self._counts["gaps"] += 1
+        self.counts["gaps"] += 1
         return self._next
 
     def take(self, number: int, batch: Any) -> Iterator[None]:
@@ -83,28 +81,23 @@ class HeldBlocks:
         try:
             events = read_events(batch)
         except ValueError:
-            self._counts["malformed_batches"] += 1
+            self.counts["malformed_batches"] += 1
             self._drop()
             return
-        work = 0
         for event in events:
-            self._counts["events"] += 1
+            self.counts["events"] += 1
             if isinstance(event, Stored):
                 yield from self._store(event)
             elif event.hashes is None:
                 self._empty()
             else:
-                for name in event.hashes:
-                    self._remove(name)
-            work += 1 + len(event.hashes or ())
-            if work > SLICE_BLOCKS:
-                work = 0
+                self._remove(event.hashes)
                 yield
-        if self._total > self._copies_max:  # more than the engine has: its events mean something else
+        if self._total > self.copies_max:  # more than the engine has: its events mean something else
             self._drop()
 
     def _drop(self) -> None:
-        self._counts["drops"] += 1
+        self.counts["drops"] += 1
         self._empty()
 
     def _empty(self) -> None:
@@ -117,29 +110,30 @@ class HeldBlocks:
         if event.parent is not None:
             key = self._keys.get(event.parent)
         else:
-            key = root_of_salt(event.salt) or self._start(event.salt)
+            key = root_of_salt(event.salt) or self.start(event.salt)
             key = variant(key, "lora", event.lora) if event.lora else key
-        size, hashes = 4 * event.block_tokens, event.hashes[: event.plain]
-        if key is None or event.block_tokens != self._block_tokens or len(event.tokens) != size * len(event.hashes):
+        size, hashes = 4 * self.block_tokens, event.hashes[: event.plain]
+        if key is None or event.block_tokens != self.block_tokens or len(event.tokens) != size * len(event.hashes):
             hashes = []
-        self._counts["skipped_blocks"] += len(event.hashes) - len(hashes)
+        self.counts["skipped_blocks"] += len(event.hashes) - len(hashes)
         for at in range(0, len(hashes), SLICE_BLOCKS):
             part = hashes[at : at + SLICE_BLOCKS]
             tokens = event.tokens[size * at : size * (at + len(part))]
-            self._total += len(part)
-            keys = chain_block_keys(key or b"", tokens, event.block_tokens)
+            keys = chain_block_keys(key or b"", tokens, self.block_tokens)
             for name, key in zip(part, keys, strict=True):
                 self._keys[name] = key
                 if key not in self._copies:
                     self.changes.add(key)
                 self._copies[key] = self._copies.get(key, 0) + 1
+            self._total += len(part)
             yield
 
-    def _remove(self, name: BlockHash) -> None:
-        key = self._keys.get(name, b"")
-        if copies := self._copies.get(key):  # else the block was skipped
-            self._copies[key] = copies - 1
-            self._total -= 1
-            if copies == 1:
-                del self._copies[key], self._keys[name]
-                self.changes.remove(key)
+    def _remove(self, names: list[BlockHash]) -> None:
+        for name in names:
+            key = self._keys.get(name, b"")
+            if copies := self._copies.get(key):  # else the block was skipped
+                self._copies[key] = copies - 1
+                self._total -= 1
+                if copies == 1:
+                    del self._copies[key], self._keys[name]
+                    self.changes.remove(key)

@@ -82,7 +82,7 @@ class FollowMachine(RuleBasedStateMachine):
     def elsewhere(self) -> None:
         self.publish(self.engine.elsewhere(), False)
 
-    @rule(rubbish=st.sampled_from([None, 7, [1.5], [1.5, [["BlockRemoved", [None]]]], [1.5, [{}]], [1.5, [[[]]]]]))
+    @rule(rubbish=st.sampled_from([None, 7, [1.5], [1.5, [["BlockRemoved", ["a"]]]], [1.5, [{}]], [1.5, [[[]]]]]))
     def rubbish(self, rubbish: Any) -> None:
         number = len(self.published)
         self.published.append(rubbish)
