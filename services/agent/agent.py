@@ -21,7 +21,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.tasks import ended
 from services.agent.feed import EventFeed
-from services.agent.held_blocks import COUNTED, HeldBlocks
+from services.agent.engine_blocks import COUNTED, EngineBlocks
 from services.agent.report import ServerReport, read_cache
 from services.agent.settings import AgentSettings
 
@@ -45,14 +45,10 @@ class Agent:
     instance_id: str
     secret: bytes = field(repr=False)
     connect: OpenSession
-    held: HeldBlocks | None = None
+    held: EngineBlocks | None = None
     session: ReportSession | None = None
     """The session with the conductor while the server lives."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-
-    def registered(self) -> bool:
-        """Returns whether the conductor knows the server."""
-        return self.session is not None and self.session.registered.is_set()
 
     async def run(self) -> None:
         """Reports every life of the server, until it is cancelled."""
@@ -109,7 +105,7 @@ class Agent:
         assert layout is not None
         start = partial(namespace, info.model_fingerprint, layout.layout_id, "", self.secret)
         # Twice the blocks that there are: events that mean something else would make the tables grow.
-        held = HeldBlocks(start, layout.block_tokens, 2 * info.capacity_blocks or COPIES_MAX, self.counts)
+        held = EngineBlocks(start, layout.block_tokens, 2 * info.capacity_blocks or COPIES_MAX, self.counts)
         report = ServerReport(kind, info.capacity_blocks, held)
         session = ReportSession(settings.conductor, info, report, connect=self.connect)
         feed = EventFeed(held, self.counts, settings.events, settings.replay, settings.topic, session.wake)

@@ -18,7 +18,7 @@ from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.tasks import ended
 from services.agent.agent import Agent
-from services.agent.held_blocks import COUNTED
+from services.agent.engine_blocks import COUNTED
 from services.agent.settings import AgentSettings
 
 
@@ -42,7 +42,11 @@ async def serving(settings: AgentSettings, context: ServiceContext) -> AsyncIter
     agent = Agent(settings, server, reached, context.instance_id, context.security.secret, connect)
     gauges: list[Figure] = [
         ("held_blocks", "Blocks with a key that the server holds", lambda: len(agent.held or ())),
-        ("report_sessions", "Conductors that know the server", agent.registered),
+        (
+            "report_sessions",
+            "Conductors that know the server",
+            lambda: bool(agent.session and agent.session.registered.is_set()),
+        ),
     ]
     counters = [(name, text, partial(agent.counts.__getitem__, name)) for name, text in COUNTED.items()]
     context.registry.register(Figures("pinyon_agent", gauges, counters))

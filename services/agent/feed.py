@@ -12,10 +12,10 @@ import zmq
 import zmq.asyncio
 
 from pinyon.runtime.logging import get_logger
-from services.agent.held_blocks import HeldBlocks
+from services.agent.engine_blocks import EngineBlocks
 
 WAITING_MAX = 10_000
-"""The most batches that wait here; the publisher drops further ones, which are then replayed."""
+"""The maximum number of batches that wait here; the publisher drops more, which are then replayed."""
 BATCH_BYTES_MAX = 64 << 20
 REPLAY_S = 20.0
 PAUSE_S = 1.0
@@ -32,7 +32,7 @@ class EventFeed:
 
     ``changed`` is called after each batch."""
 
-    held: HeldBlocks
+    held: EngineBlocks
     counts: dict[str, int]
     events: str
     replay: str

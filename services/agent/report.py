@@ -11,7 +11,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.messages.instance import LOAD_MS_MAX
 from pinyon.placement.instances import InstanceLoad
 from pinyon.routing.server_load import ServerKind, read_load, read_sum
-from services.agent.held_blocks import HeldBlocks
+from services.agent.engine_blocks import EngineBlocks
 
 NUMBER_MAX = 1 << 31
 PREFILLS_MAX = 64
@@ -47,7 +47,7 @@ class ServerReport:
 
     kind: ServerKind | None
     blocks: int
-    held: HeldBlocks
+    held: EngineBlocks
     draining: bool = False
     _load: InstanceLoad = field(default_factory=InstanceLoad)
     _started_s: float = 0.0
@@ -55,7 +55,6 @@ class ServerReport:
     _times: tuple[float, float] = (0.0, 0.0)
     """The seconds between tokens, and their number."""
     _told_times: tuple[float, float] = (0.0, 0.0)
-    """The same as in the last report."""
     _idle: tuple[float, ...] = ()
     """The sums of prompt tokens and of :data:`_PREFILL` when the server was idle last."""
     _prefills: list[conductor_pb2.PrefillMeasurement] = field(default_factory=list)

@@ -55,8 +55,8 @@ class FakeEngine:
         self.addresses = [f"tcp://127.0.0.1:{port_of(self)}" for _ in range(2)]
         self.context = zmq_asyncio.Context()
         self.started = itertools.count(1_000_000)
-        self.replays = 0
-        """The number of replays that were asked for."""
+        self.topic = [b"kv"]
+        """The topic as replays have it, if they have one."""
         self.begin()
 
     def begin(self) -> None:
@@ -93,11 +93,10 @@ class FakeEngine:
     async def _answer(self) -> None:
         while True:
             caller, _, first = await self.router.recv_multipart()
-            self.replays += 1
             for number, payload in list(self.published):
                 if number >= int.from_bytes(first, "big"):
-                    await self.router.send_multipart((caller, b"", b"kv", number.to_bytes(8, "big"), payload))
-            await self.router.send_multipart((caller, b"", b"", b"\xff" * 8, b""))
+                    await self.router.send_multipart((caller, b"", *self.topic, number.to_bytes(8, "big"), payload))
+            await self.router.send_multipart((caller, b"", *self.topic, b"\xff" * 8, b""))
 
 
 class Bench:
@@ -148,10 +147,16 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(replay: bool = True, begun: Sequence[Prompt] = (), **settings: Any) -> AsyncIterator[Bench]:
+async def bench(
+    replay: bool | str = True,
+    begun: Sequence[Prompt] = (),
+    topic_of_replays: Sequence[bytes] = (b"kv",),
+    **settings: Any,
+) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(World(index_stride_tokens=BLOCK_TOKENS))
         engine = FakeEngine()
+        engine.topic = list(topic_of_replays)
         stack.callback(engine.context.destroy, linger=0)
         await engine.start()
         stack.push_async_callback(engine.stop)
@@ -159,7 +164,7 @@ async def bench(replay: bool = True, begun: Sequence[Prompt] = (), **settings: A
             await engine.publish(engine.model.store(prompt))
         chosen = {
             "server": engine.http.url, "events": engine.addresses[0], "conductor": world.address,
-            "replay": engine.addresses[1] if replay else "", "gone_s": 1.0, **settings,
+            "replay": engine.addresses[1] if replay is True else replay or "", "gone_s": 1.0, **settings,
         }  # fmt: skip
         registry = CollectorRegistry()
         context = ServiceContext("agent", "agent", Telemetry("agent", "agent"), registry, asyncio.Event())
@@ -177,8 +182,9 @@ async def test_the_server_is_registered_as_an_instance() -> None:
     assert run.state is None, "it has left"
 
 
-async def test_what_was_there_before_is_replayed() -> None:
-    async with bench(begun=[LONG, SHORT]) as run:
+@pytest.mark.parametrize("topic", [[b"kv"], []], ids=["topic", "no topic"])
+async def test_what_was_there_before_is_replayed(topic: list[bytes]) -> None:
+    async with bench(begun=[LONG, SHORT], topic_of_replays=topic) as run:
         await run.subscribed()
         await run.known(15)
         assert (run.figure("gaps_total"), run.figure("replays_total")) == (0, 1)
@@ -214,6 +220,16 @@ async def test_batches_that_were_lost_are_replayed() -> None:
         await run.engine.publish([])
         await run.known(14)
         assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
+
+
+async def test_a_replay_that_does_not_come_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.feed.REPLAY_S", 0.05)
+    async with bench(replay="ipc:///nobody/is/here", topic="k") as run:
+        async with asyncio.timeout(WAIT_S):
+            assert await run.engine.pub.recv() == b"\1k"
+        await run.engine.publish(run.engine.model.store(SHORT))
+        await run.known(5)
+        assert run.figure("replays_total") == 1
 
 
 @pytest.mark.parametrize("replay", [True, False])

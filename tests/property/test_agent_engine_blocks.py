@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pinyon.core.block_keys import salt_of
 from services.agent.cache_events import read_events
-from services.agent.held_blocks import COUNTED, HeldBlocks
+from services.agent.engine_blocks import COUNTED, EngineBlocks
 from tests.long import usually
 from tests.unit.agent.engine_model import BLOCK_TOKENS, START, EngineModel, Prompt
 
@@ -35,7 +35,7 @@ class FollowMachine(RuleBasedStateMachine):
     def begin(self, maps: bool, raw: bool, replays: bool) -> None:
         self.engine, self.replays = EngineModel(maps, raw), replays
         self.counts = dict.fromkeys(COUNTED, 0)
-        self.held = HeldBlocks(START, BLOCK_TOKENS, 1000, self.counts)
+        self.held = EngineBlocks(START, BLOCK_TOKENS, 1000, self.counts)
         self.reported: set[bytes] = set()
         self.whole = True
         """True while the tables know all batches of this life."""
@@ -154,5 +154,5 @@ def test_any_batch_is_read_or_refused(batch: Any) -> None:
         refused = True
     else:
         refused = False
-    run(HeldBlocks(START, BLOCK_TOKENS, 1000, counts).take(0, batch))
+    run(EngineBlocks(START, BLOCK_TOKENS, 1000, counts).take(0, batch))
     assert counts["malformed_batches"] == refused

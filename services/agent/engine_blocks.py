@@ -25,7 +25,7 @@ COUNTED = {
 
 
 @dataclass(eq=False)
-class HeldBlocks:
+class EngineBlocks:
     """The blocks of one life of an engine.
 
     Batches are numbered from 0 on. ``missing`` says for one that came by subscription which ones to have replayed
