@@ -20,8 +20,8 @@ from pinyon.runtime.channel import OpenSession
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.tasks import ended
-from services.agent.feed import EventFeed
 from services.agent.engine_blocks import COUNTED, EngineBlocks
+from services.agent.feed import EventFeed
 from services.agent.report import ServerReport, read_cache
 from services.agent.settings import AgentSettings
 
@@ -108,7 +108,7 @@ class Agent:
         held = EngineBlocks(start, layout.block_tokens, 2 * info.capacity_blocks or COPIES_MAX, self.counts)
         report = ServerReport(kind, info.capacity_blocks, held)
         session = ReportSession(settings.conductor, info, report, connect=self.connect)
-        feed = EventFeed(held, self.counts, settings.events, settings.replay, settings.topic, session.wake)
+        feed = EventFeed(held, settings.events, settings.replay, settings.topic, session.wake)
         reading = asyncio.create_task(feed.run(), name="events") if settings.events else None
         shown = "no load" if kind is None else f"the load of {kind.name}"
         _log.info("%s serves %s in blocks of %d tokens and shows %s", self.url, info.model, layout.block_tokens, shown)

@@ -33,7 +33,6 @@ class EventFeed:
     ``changed`` is called after each batch."""
 
     held: EngineBlocks
-    counts: dict[str, int]
     events: str
     replay: str
     topic: str
@@ -69,7 +68,7 @@ class EventFeed:
         """Has the batches from ``first`` on replayed, as far as the server still has them."""
         if not self.replay:
             return
-        self.counts["replays"] += 1
+        self.held.counts["replays"] += 1
         socket = _connected(context, zmq.DEALER, self.replay)
         try:
             async with asyncio.timeout(REPLAY_S):
@@ -95,7 +94,7 @@ class EventFeed:
         """Returns the number of the batch in these frames, the last two of which are number and batch."""
         if len(frames) > 1 and len(frames[-2]) == 8:
             return int.from_bytes(frames[-2], "big")
-        self.counts["malformed_batches"] += 1
+        self.held.counts["malformed_batches"] += 1
         return None
 
 
