@@ -22,6 +22,7 @@ from pinyon.routing.pushing import PUSHING_RULES
 from pinyon.runtime.setting_sources import default_in_words, option
 from pinyon.runtime.settings import ServiceSettings
 from pinyon.runtime.transfer_engine import TransferSettings
+from services.agent.settings import AgentSettings
 from services.conductor.settings import ConductorSettings
 from services.controller.settings import ControllerSettings
 from services.kvstore.settings import KvStoreSettings
@@ -31,6 +32,7 @@ from services.worker.settings import WorkerSettings
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "configuration.md"
 
 SERVICES: tuple[type[ServiceSettings], ...] = (
+    AgentSettings,
     ConductorSettings,
     ControllerSettings,
     KvStoreSettings,

@@ -103,30 +103,30 @@ def kind_of_page(page: bytes) -> ServerKind | None:
 
 def read_load(kind: ServerKind, page: bytes) -> Report | None:
     """Returns the load of the server; None where a gauge is missing, or is no number of requests."""
-    pending, running = _gauge(page, kind.pending), _gauge(page, kind.running)
-    if pending == UNKNOWN or running == UNKNOWN:
+    pending, running = read_sum(page, kind.pending), read_sum(page, kind.running)
+    if pending < 0 or running < 0:
         return None
-    return Report(pending=pending, running=running)
+    return Report(pending=int(min(pending, REQUESTS_MAX)), running=int(min(running, REQUESTS_MAX)))
 
 
-def _gauge(page: bytes, name: bytes) -> int:
-    """Returns the sum of the gauge's series, or :data:`UNKNOWN`."""
-    total, found = 0, 0
+def read_sum(page: bytes, name: bytes) -> float:
+    """Returns the sum of a metric's series, or :data:`UNKNOWN`."""
+    total, found = 0.0, 0
     # The value follows the last brace: braces in labels come before it.
     for series in re.finditer(re.escape(name) + rb"(?:\{.*\}|(?=[ \t{]))(.*)", page):
         if series.start() and page[series.start() - 1] != 10:  # a comment, or the end of a longer name
             continue
         value = _number(series[1])
-        if value == UNKNOWN:
+        if value < 0:
             return UNKNOWN
         total += value
         found += 1
         if found == SERIES_MAX:
             break
-    return min(total, REQUESTS_MAX) if found else UNKNOWN
+    return total if found else UNKNOWN
 
 
-def _number(text: bytes) -> int:
+def _number(text: bytes) -> float:
     """Returns the number in the first word; a timestamp may follow."""
     words = text.split(None, 1)
     if not words or len(words[0]) > 32:
@@ -135,6 +135,4 @@ def _number(text: bytes) -> int:
         value = float(words[0])
     except ValueError:
         return UNKNOWN
-    if not math.isfinite(value) or value < 0:
-        return UNKNOWN
-    return int(min(value, REQUESTS_MAX))
+    return value if math.isfinite(value) and value >= 0 else UNKNOWN

@@ -80,7 +80,7 @@ async def _run(
     files = FileWatch()
     if settings.has_tls:  # added before the files are read, so that no change is missed
         files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
-    security = load_security(settings, service)
+    security = load_security(settings, settings.certified_role())
     certified = "" if security.tls is None else security.tls.material.identity.instance_id
     instance_id = settings.instance_id or certified or f"{service}-{secrets.token_hex(3)}"
     configure_logging(service, instance_id, settings.log_level, settings.log_format)
@@ -128,5 +128,5 @@ def run_service(
     try:
         uvloop.run(_run(settings, service, main, make_registry))
     except PinyonError as error:
-        sys.stderr.write(f"pinyon {service}: {settings.in_words(error, service)}\n")
+        sys.stderr.write(f"pinyon {service}: {settings.in_words(error, settings.certified_role())}\n")
         raise SystemExit(1) from None

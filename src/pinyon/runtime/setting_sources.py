@@ -26,7 +26,7 @@ from pinyon.runtime.settings import Address, ServiceSettings, with_tls_files
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
-SERVICES = ("conductor", "controller", "kvstore", "lb", "worker")
+SERVICES = ("agent", "conductor", "controller", "kvstore", "lb", "worker")
 """The services of a suite, which share one file: each has a table of its name."""
 CONFIG = "CONFIG"
 """The name of the variable with the file, behind a service's prefix or behind that of all."""

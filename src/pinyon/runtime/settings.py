@@ -126,6 +126,11 @@ class ServiceSettings(BaseModel):
         return str(cls.model_config.get("title", "pinyon")).removeprefix("pinyon ")
 
     @classmethod
+    def certified_role(cls) -> str:
+        """Returns the role that the process's certificate names (:mod:`pinyon.runtime.identity`)."""
+        return cls.service()
+
+    @classmethod
     def env_prefix(cls) -> str:
         """Returns what the names of this service's variables begin with."""
         return f"PINYON_{cls.service().upper()}_"

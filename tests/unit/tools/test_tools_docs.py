@@ -39,7 +39,17 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?:src|services|launch|tests|bench|tools|deploy|docs|protos|requirements)/[\w./-]+")
 PATTERN = re.compile(r"[A-Z]{3,}")
 """A placeholder in a path, where the reader's own name stands."""
-FOREIGN = {"--enable-metrics", "--max-num-seqs", "--metrics", "--pdb", "--durations", "--no-deps", "--tls-auth-clients"}
+FOREIGN = {
+    "--enable-metrics",
+    "--kv-events-config",
+    "--page-size",
+    "--max-num-seqs",
+    "--metrics",
+    "--pdb",
+    "--durations",
+    "--no-deps",
+    "--tls-auth-clients",
+}
 """The options of other projects' programs."""
 ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
 """The programs of readers' machines."""

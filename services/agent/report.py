@@ -1,0 +1,127 @@
+"""The reports of a server to the conductor: its blocks by their events, its load and speed by its metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import sub
+
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.messages.instance import LOAD_MS_MAX
+from pinyon.placement.instances import InstanceLoad
+from pinyon.routing.server_load import ServerKind, read_load, read_sum
+from services.agent.engine_blocks import EngineBlocks
+
+NUMBER_MAX = 1 << 31
+PREFILLS_MAX = 64
+"""The maximum number of measured prefills that wait for a report; more replace the oldest."""
+_CACHE = rb'^(?:vllm|sglang):cache_config_info(?:\{|\{.*,)%b="(\d{1,10})"'
+_BLOCK_TOKENS = re.compile(_CACHE % rb"(?:block|page)_size", re.MULTILINE)
+_BLOCKS = re.compile(_CACHE % rb"num_(?:gpu_blocks|pages)", re.MULTILINE)
+_STARTED = b"process_start_time_seconds"
+_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
+_PROMPT_TOKENS = (b"vllm:prompt_tokens_total", b"sglang:prompt_tokens_total")
+_TOKEN_TIMES = (
+    *(b"vllm:inter_token_latency_seconds", b"vllm:time_per_output_token_seconds"),
+    *(b"sglang:inter_token_latency_seconds", b"sglang:time_per_output_token_seconds"),
+)
+_PREFILL = (b"prefill_time_seconds", b"prompt_tokens", b"prefill_kv_computed_tokens")
+"""Histograms of vLLM over ended requests."""
+
+
+def read_cache(page: bytes) -> tuple[int, int]:
+    """Returns the tokens of a block and the number of blocks; 0 for what the page does not tell."""
+    size, blocks = _BLOCK_TOKENS.search(page), _BLOCKS.search(page)
+    return (
+        min(NUMBER_MAX, int(size[1] if size else _first(page, b"sglang:page_size"))),
+        min(NUMBER_MAX, int(blocks[1] if blocks else _first(page, b"sglang:num_pages"))),
+    )
+
+
+@dataclass(eq=False)
+class ServerReport:
+    """The reports of one life of a server: a :class:`pinyon.runtime.report_session.ReportSource`.
+
+    Requests are not in them, as nothing tells which of them the server has."""
+
+    kind: ServerKind | None
+    blocks: int
+    held: EngineBlocks
+    draining: bool = False
+    _load: InstanceLoad = field(default_factory=InstanceLoad)
+    _started_s: float = 0.0
+    _prompt_tokens: float = 0.0
+    _times: tuple[float, float] = (0.0, 0.0)
+    """The seconds between tokens, and their number."""
+    _told_times: tuple[float, float] = (0.0, 0.0)
+    _idle: tuple[float, ...] = ()
+    """The sums of prompt tokens and of :data:`_PREFILL` when the server was idle last."""
+    _prefills: list[conductor_pb2.PrefillMeasurement] = field(default_factory=list)
+
+    def read(self, page: bytes) -> bool:
+        """Takes a page of the server's metrics. Returns False if it is of another life than the pages before."""
+        was_s, had = self._started_s, self._prompt_tokens
+        self._started_s, self._prompt_tokens = _first(page, _STARTED), _first(page, *_PROMPT_TOKENS)
+        used = round(min(1.0, _first(page, *_USAGE)) * self.blocks)
+        self._load = InstanceLoad(used_blocks=used, kv_tokens=used * self.held.block_tokens)
+        shown = None if self.kind is None else read_load(self.kind, page)
+        if shown is not None:
+            self._load.pending_requests = self._load.waiting_for_room = shown.pending
+            self._load.running_requests = shown.running
+            if not shown.pending + shown.running:
+                self._measure(page)
+        self._times = _sum_and_count(page, *_TOKEN_TIMES)
+        if not self._told_times[1]:
+            self._told_times = self._times
+        return self._prompt_tokens >= had and was_s in (0.0, self._started_s)
+
+    def _measure(self, page: bytes) -> None:
+        """Measures a prefill if exactly one request came and went since the server was idle last.
+
+        Sums of several requests cannot be told apart, and one among others waits for them."""
+        sums = [self._prompt_tokens]
+        for name in _PREFILL:
+            sums += _sum_and_count(page, b"vllm:request_" + name)
+        before, self._idle = self._idle or sums, tuple(sums)
+        tokens, seconds, prefills, prompt, prompts, computed, counted = map(sub, sums, before)
+        alone = prefills == prompts == counted == 1 and tokens == prompt
+        if alone and seconds > 0 and 0 < computed <= prompt < NUMBER_MAX:
+            measured = conductor_pb2.PrefillMeasurement(computed_tokens=int(computed), compute_us=round(seconds * 1e6))
+            measured.prefix_tokens = int(prompt - computed)
+            self._prefills = [*self._prefills[1 - PREFILLS_MAX :], measured]
+
+    # -- for the conductor
+
+    def snapshot_keys(self) -> Sequence[bytes]:
+        return self.held.keys()
+
+    def drain_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self.held.changes.drain()
+
+    def load(self) -> InstanceLoad:
+        """Returns the load, with the mean time between the tokens since the last call."""
+        seconds, tokens = map(sub, self._times, self._told_times)
+        self._told_times = self._times
+        self._load.mean_tbt_ms = min(LOAD_MS_MAX, max(0.0, seconds) / tokens * 1e3) if tokens > 0 else 0.0
+        self._load.cached_blocks = max(0, len(self.held) - self._load.used_blocks)
+        self._load.draining = self.draining
+        return self._load
+
+    def news(self) -> conductor_pb2.ReportSessionRequest:
+        """Returns the prefills measured since the last call."""
+        measured, self._prefills = self._prefills, []
+        return conductor_pb2.ReportSessionRequest(prefills=measured)
+
+    def decoding(self) -> Sequence[str]:
+        return ()
+
+
+def _first(page: bytes, *names: bytes) -> float:
+    """Returns the sum of the first of these metrics that the page has; 0 if it has none."""
+    return next((value for name in names if (value := read_sum(page, name)) >= 0), 0.0)
+
+
+def _sum_and_count(page: bytes, *names: bytes) -> tuple[float, float]:
+    """Returns those of the first of these histograms that the page has."""
+    return _first(page, *(name + b"_sum" for name in names)), _first(page, *(name + b"_count" for name in names))

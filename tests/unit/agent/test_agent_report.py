@@ -1,0 +1,144 @@
+"""The reports that an agent makes of pages of metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinyon.routing.server_load import kind_of_page
+from services.agent.engine_blocks import COUNTED, EngineBlocks
+from services.agent.report import PREFILLS_MAX, ServerReport, read_cache
+from tests.unit.agent.engine_model import START
+
+VLLM = """\
+# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+process_start_time_seconds 1.79596799715e+09
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}.0
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} 0.25
+vllm:prompt_tokens_total{{engine="0",model_name="tiny"}} {prompt_tokens}.0
+vllm:request_prompt_tokens_count{{engine="0",model_name="tiny"}} {requests}.0
+vllm:request_prompt_tokens_sum{{engine="0",model_name="tiny"}} {of_requests}.0
+vllm:request_prefill_time_seconds_count{{engine="0",model_name="tiny"}} {requests}.0
+vllm:request_prefill_time_seconds_sum{{engine="0",model_name="tiny"}} {seconds}
+vllm:request_prefill_kv_computed_tokens_count{{engine="0",model_name="tiny"}} {requests}.0
+vllm:request_prefill_kv_computed_tokens_sum{{engine="0",model_name="tiny"}} {computed}.0
+vllm:inter_token_latency_seconds_bucket{{engine="0",le="0.01",model_name="tiny"}} 1.0
+vllm:inter_token_latency_seconds_count{{engine="0",model_name="tiny"}} {tokens}.0
+vllm:inter_token_latency_seconds_sum{{engine="0",model_name="tiny"}} {token_seconds}
+vllm:cache_config_info{{_block_size_resolved="True",block_size="32",effective_attention_block_size="64",\
+hash_block_size="None",mamba_block_size="16",num_cpu_blocks="None",num_gpu_blocks="192",\
+num_gpu_blocks_override="8",user_specified_block_size="True"}} 1.0
+"""
+START_PAGE = {
+    "running": 0,
+    "waiting": 0,
+    "prompt_tokens": 900,
+    "requests": 9,
+    "of_requests": 900,
+    "seconds": 4.5,
+    "computed": 700,
+    "tokens": 100,
+    "token_seconds": 1.5,
+}
+SGLANG = b"""\
+sglang:num_running_reqs{model_name="m"} 3.0
+sglang:num_queue_reqs{model_name="m"} 1.0
+sglang:token_usage{model_name="m"} 0.5
+sglang:page_size{model_name="m"} 16.0
+sglang:num_pages{model_name="m"} 1000.0
+sglang:inter_token_latency_seconds_sum{model_name="m"} 2.0
+sglang:inter_token_latency_seconds_count{model_name="m"} 100.0
+"""
+
+
+def page(**figures: float) -> bytes:
+    return VLLM.format(**{**START_PAGE, **figures}).encode()
+
+
+def served(first: bytes) -> ServerReport:
+    size, blocks = read_cache(first)
+    held = EngineBlocks(START, size, 100, dict.fromkeys(COUNTED, 0))
+    report = ServerReport(kind_of_page(first), blocks, held)
+    assert report.read(first)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("shown", "cache"),
+    [
+        (page(), (32, 192)),
+        (SGLANG, (16, 1000)),
+        (b'sglang:cache_config_info{num_pages="7",page_size="16"} 1.0', (16, 7)),
+        (page().replace(b'"192"', b'"None"'), (32, 0)),
+        (b"", (0, 0)),
+    ],
+)
+def test_size_and_number_of_blocks_are_read(shown: bytes, cache: tuple[int, int]) -> None:
+    assert read_cache(shown) == cache
+
+
+def test_the_load_is_what_the_page_shows() -> None:
+    report = served(page(running=3, waiting=2))
+    load = report.load()
+    assert (load.running_requests, load.pending_requests, load.waiting_for_room) == (3, 2, 2)
+    assert (load.used_blocks, load.kv_tokens) == (48, 48 * 32)
+    assert (load.cached_blocks, load.draining) == (0, False)
+    load = served(SGLANG).load()
+    assert (load.running_requests, load.pending_requests, load.used_blocks) == (3, 1, 500)
+
+
+def test_time_between_tokens_is_that_since_the_last_report() -> None:
+    report = served(page(running=1))
+    assert report.load().mean_tbt_ms == 0
+    report.read(page(running=1, tokens=110, token_seconds=1.75))
+    report.read(page(running=1, tokens=120, token_seconds=2.0))
+    assert report.load().mean_tbt_ms == pytest.approx(25)
+    assert report.load().mean_tbt_ms == 0
+
+
+ALONE = {"prompt_tokens": 1000, "requests": 10, "of_requests": 1000, "seconds": 4.75, "computed": 780}
+
+
+def test_the_prefill_of_a_request_that_was_alone_is_measured() -> None:
+    report = served(page())
+    report.read(page(running=1, prompt_tokens=1000))
+    report.read(page(**ALONE))
+    (measured,) = report.news().prefills
+    assert (measured.computed_tokens, measured.prefix_tokens, measured.compute_us) == (80, 20, 250_000)
+    assert not report.news().prefills
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"requests": 11},
+        {"prompt_tokens": 1100},  # of a request that was aborted
+        {"running": 1},
+        {"computed": 700},
+        {"seconds": 4.5},
+    ],
+)
+def test_other_prefills_are_not_measured(changes: dict[str, float]) -> None:
+    report = served(page())
+    report.read(page(**{**ALONE, **changes}))
+    assert not report.news().prefills
+
+
+def test_a_bounded_number_of_measurements_waits() -> None:
+    report = served(page())
+    for number in range(1, PREFILLS_MAX + 10):
+        some = {"prompt_tokens": 900 + number, "of_requests": 900 + number, "computed": 700 + number}
+        report.read(page(**some, requests=9 + number, seconds=4.5 + number))
+    assert len(report.news().prefills) == PREFILLS_MAX
+
+
+@pytest.mark.parametrize(
+    ("later", "same"),
+    [
+        (page(prompt_tokens=901), True),
+        (page(prompt_tokens=899), False),
+        (page(prompt_tokens=901).replace(b"1.79596799715e+09", b"1.79596799815e+09"), False),
+    ],
+)
+def test_another_life_of_the_server_is_noticed(later: bytes, same: bool) -> None:
+    assert served(page()).read(later) is same
