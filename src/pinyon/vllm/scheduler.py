@@ -26,6 +26,14 @@ from pinyon.vllm.jobs import Loaded, LoadJob, SaveJob, StepJobs, StepNews
 from pinyon.vllm.prompt_keys import KeySpace, PromptKeys, has_keys
 from pinyon.vllm.times import RequestTimes, Times
 
+COUNTED = {
+    "loaded_blocks": "Blocks that came from the KV store or from peers",
+    "load_failures": "Loads of which a block did not come",
+    "saved_blocks": "Blocks that were offered to the KV store",
+    "unsaved_blocks": "Blocks that were not, as too many waited",
+    "late_looks": "Questions to the KV store that were not answered in time",
+}
+"""The counts, with their meanings."""
 SAVES_MAX = 4096
 """The maximum number of save jobs that are not done."""
 
@@ -101,7 +109,7 @@ class SchedulerSide:
         """Requests whose load has failed: they are computed, or the question would come again for ever."""
         self._next = StepJobs()
         self.times = times
-        self.counts = {"loaded_blocks": 0, "load_failures": 0, "saved_blocks": 0, "unsaved_blocks": 0, "late_looks": 0}
+        self.counts = dict.fromkeys(COUNTED, 0)
         self.failed_sources: frozenset[str] = frozenset()
 
     def bind(self, pool: Any) -> None:
@@ -210,35 +218,30 @@ class SchedulerSide:
         """Returns the jobs of the step that vLLM has just planned."""
         jobs, self._next = self._next, StepJobs()
         now_s, size = self._clock(), self._space.block_tokens
-        scheduled = output.num_scheduled_tokens
-        begun: list[tuple[EnginePrompt, int, int]] = []
+        scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
+        begun: list[tuple[RequestTimes, int, int]] = []
+        resumed = cached.resumed_req_ids
+        steps = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
+        for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
+            steps.append((name, ids, computed, name in resumed))
         with self.lock:
-            for new in output.scheduled_new_reqs:
-                prompt = self.prompts.get(new.req_id)
-                self._given(jobs, new.block_ids[0][new.num_computed_tokens // size :])
-                if prompt is not None:
-                    prompt.table = list(new.block_ids[0])
-                    prompt.done = new.num_computed_tokens // size
-                    begun.append((prompt, new.num_computed_tokens, scheduled[new.req_id]))
-            cached = output.scheduled_cached_reqs
-            for place, name in enumerate(cached.req_ids):
-                blocks, computed = cached.new_block_ids[place], cached.num_computed_tokens[place]
-                prompt = self.prompts.get(name)
-                resumed = name in cached.resumed_req_ids
-                if blocks is not None:
-                    self._given(jobs, blocks[0][computed // size :] if resumed else blocks[0])
+            for name, ids, computed, whole in steps:  # whole: the ids are those of all of the request's blocks
+                prompt, tokens = self.prompts.get(name), scheduled[name]
+                if ids:
+                    (blocks,) = ids
+                    self._given(jobs, blocks[computed // size :] if whole else blocks)
                     if prompt is not None:
-                        prompt.table = list(blocks[0]) if resumed else prompt.table + list(blocks[0])
+                        prompt.table = list(blocks) if whole else prompt.table + list(blocks)
                 if prompt is not None:
-                    if resumed:
+                    if whole:
                         prompt.done = computed // size
-                    begun.append((prompt, computed, scheduled[name]))
-            for prompt, computed, tokens in begun:
-                self._complete(jobs, prompt, computed, tokens)
+                    if computed + tokens >= (prompt.done + 1) * size:
+                        self._complete(jobs, prompt, computed, tokens)
+                    begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
-        self.times.step(now_s, [(prompt.times, computed, tokens) for prompt, computed, tokens in begun])
-        if begun or self.cached.changes:
+        self.times.step(now_s, begun)
+        if self.cached.changes:
             self._wake()
         return jobs
 
@@ -252,7 +255,6 @@ class SchedulerSide:
         prompt.planned, prompt.asks = (), True
         if prompt.reuses:
             self._start_look(prompt, 0)
-        """Finds the blocks that the step completes. Drafted tokens, which may be rejected, are not known yet."""
 
     def _complete(self, jobs: StepJobs, prompt: EnginePrompt, computed: int, tokens: int) -> None:
         """Finds the blocks that the step completes. Drafted tokens, which may be rejected, do not count."""

@@ -7,10 +7,14 @@ import json
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from grpc.aio import AioRpcError
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from xxhash import xxh3_128
 
 from pinyon.core.block_keys import secret_id
@@ -18,8 +22,9 @@ from pinyon.core.errors import PinyonError
 from pinyon.core.orders import FetchSpan
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceInfo
-from pinyon.runtime.identity import CONDUCTOR, peer_name
+from pinyon.runtime.identity import BLOCKS_NAME, CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.metrics import Figure, Figures, MetricsServer, new_registry
 from pinyon.runtime.report_session import ReportSession
 from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
@@ -29,12 +34,12 @@ from pinyon.vllm.jobs import RankFacts, StepJobs
 from pinyon.vllm.parts import ConnectorParts
 from pinyon.vllm.prompt_keys import KeySpace, shard_keys
 from pinyon.vllm.report import EngineReport
-from pinyon.vllm.scheduler import SchedulerSide
+from pinyon.vllm.scheduler import COUNTED, SchedulerSide
 from pinyon.vllm.settings import server_url
 from pinyon.vllm.times import Times
 
 CLOSE_S = 2.0
-HEALTH_S = 0.25
+HEALTH_S = 0.5
 """The time between two questions whether vLLM's server answers."""
 
 _log = get_logger("vllm")
@@ -49,6 +54,7 @@ class SchedulerParts(ConnectorParts):
         self._pool: Any = None
         self._side: SchedulerSide | None = None
         self._session: ReportSession | None = None
+        self._metrics: MetricsServer | None = None
         self._era = 0
         """The number of times that all content became void, as after new weights."""
         self._blocks: int = kv_cache_config.num_blocks
@@ -78,7 +84,8 @@ class SchedulerParts(ConnectorParts):
         if self._pool is not None:
             side.bind(self._pool)
         self._open_session()
-        self.thread.submit(self._await_server())
+        self.thread.submit(self._watch())
+        self._show_metrics(side)
 
     def _space(self) -> KeySpace:
         layout = self._facts.layout
@@ -157,19 +164,43 @@ class SchedulerParts(ConnectorParts):
 
             self.thread.call(wake)
 
-    async def _await_server(self) -> None:
-        """Says that requests may come as soon as vLLM's server answers; the engine is ready before it."""
-        url = f"{server_url(self.settings)}/health"
+    async def _watch(self) -> None:
+        """Says that requests may come while vLLM's server answers, which begins after the engine, and nobody drains it.
+
+        The worker's process, which people ask to drain, says so by its health."""
+        url, answers = f"{server_url(self.settings)}/health", False
         while True:
             try:
-                await asyncio.to_thread(_get, url)
-                break
-            except OSError:
-                await asyncio.sleep(HEALTH_S)
-        self._report.draining = False
-        _log.info("%s answers; %s takes requests", url, self._instance_id)
-        if self._session is not None:
-            self._session.wake()
+                if not answers:
+                    await asyncio.to_thread(_get, url)
+                    answers = True
+                async with self._channels.use(self._facts.address, BLOCKS_NAME) as channel:
+                    said = await HealthStub(channel).Check(HealthCheckRequest(), timeout=1.0)
+                draining = said.status != HealthCheckResponse.SERVING
+            except (OSError, AioRpcError):
+                draining = not answers
+            if draining != self._report.draining:
+                self._report.draining = draining
+                _log.info("%s: %s requests", self._instance_id, "takes no more" if draining else "takes")
+                if self._session is not None:
+                    self._session.wake()
+            await asyncio.sleep(HEALTH_S)
+
+    def _show_metrics(self, side: SchedulerSide) -> None:
+        registry = new_registry()
+        gauges: list[Figure] = [
+            ("cached_blocks", "Blocks in vLLM's prefix cache", lambda: len(side.cached)),
+            ("pinned_jobs", "Loads and saves under way, which pin blocks", lambda: side.pins),
+            ("registered", "Whether the conductor knows the engine", self._is_registered),
+        ]
+        counters = [(name, text, partial(side.counts.__getitem__, name)) for name, text in COUNTED.items()]
+        registry.register(Figures("pinyon_vllm", gauges, counters))
+        if self.settings.metrics_listen:
+            self._metrics = MetricsServer(self.settings.metrics_listen, registry, self.security)
+            _log.info("metrics at http://%s/metrics", self._metrics.address)
+
+    def _is_registered(self) -> float:
+        return float(self._session is not None and self._session.registered.is_set())
 
     # -- vLLM's calls
 
@@ -218,6 +249,8 @@ class SchedulerParts(ConnectorParts):
 
     def close(self) -> None:
         """Tells the conductor that the instance leaves, and ends."""
+        if self._metrics is not None:
+            self._metrics.close()
         if self._side is not None:
             self.thread.submit(self._stop()).result(2 * CLOSE_S)
 

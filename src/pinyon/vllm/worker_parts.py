@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.runtime.admin import add_admin, changeable_flag
 from pinyon.runtime.callers import BLOCK_READ_CALLERS
 from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
@@ -33,6 +35,7 @@ class WorkerParts(ConnectorParts):
         super().__init__(vllm_config, kv_cache_config)
         self._num_blocks: int = kv_cache_config.num_blocks
         self.facts: RankFacts | None = None
+        self._draining = False
         self.transfer = start_transfer_engine(self.settings, self.security)
 
     def register(self, tensors: dict[str, Any]) -> None:
@@ -67,14 +70,18 @@ class WorkerParts(ConnectorParts):
         if settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, tls=security.tls)
             self._client = StoreClient(self.transfer, metadata, self._channels)
-        self._server: GrpcServer | None = None
-        address = settings.listen
+        self._server = GrpcServer(settings.listen, security.tls)
         if self.lending is not None:
-            self._server = GrpcServer(settings.listen, security.tls)
             service = kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"]
             self._server.add(self.lending, service, BLOCK_READ_CALLERS)
-            address = settings.reachable(await self._server.start())
+        add_admin(self._server, [changeable_flag("draining", lambda: self._draining, self._drain)])
+        address = settings.reachable(await self._server.start())
         return SyncStore(self.thread, self._client, self._reader, clock=self.clock), address
+
+    def _drain(self, draining: bool) -> None:
+        """Says by the server's health that no new requests are wanted; the scheduler's side asks for it."""
+        self._draining = draining
+        self._announcing = asyncio.get_running_loop().create_task(self._server.set_serving(not draining))
 
     def close(self) -> None:
         """Ends all that runs, within some seconds."""
@@ -84,8 +91,7 @@ class WorkerParts(ConnectorParts):
             self.transfer.close()
 
     async def _stop(self) -> None:
-        if self._server is not None:
-            await self._server.drain(CLOSE_S / 4)
+        await self._server.drain(CLOSE_S / 4)
         if self._client is not None:
             await self._client.close()
         await self._reader.close()
