@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.model.conversation import engine_messages, reads_parts
 from pinyon.model.markers import Markers
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew, TokenArray, utf8
 
@@ -84,6 +85,23 @@ class ByteChatTemplate:
             parts.append(np.array([ByteTokenizer.ASSISTANT], dtype="<u4"))
         return np.concatenate(parts)
 
+    def encode_as_given(
+        self,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        new_chars: int | None = None,
+        whose: str = "",
+    ) -> TokenArray:
+        """Returns the prompt's tokens, as :meth:`JinjaChatTemplate.encode_as_given` does."""
+        return self.encode_chat(
+            engine_messages(messages, parts=False),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         _check_variables(variables, frozenset())
 
@@ -117,12 +135,14 @@ class JinjaChatTemplate:
         environment.globals["strftime_now"] = strftime_now or _no_clock
         try:
             self._template = environment.from_string(source)
-            reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            parsed = environment.parse(source)
+            reads = frozenset(meta.find_undeclared_variables(parsed))
         except TemplateError as error:
             raise InvalidArgument(f"chat template cannot be parsed: {error}", field="model") from error
         self._tokenizer = tokenizer
         self._tokens = dict(tokens or {})
         self._reads = reads - _RESERVED - environment.globals.keys()
+        self._parts = reads_parts(parsed)
         special = [marker for marker in tokenizer.special_tokens if marker]
         self._markers = Markers(special) if special else None
         self._escaped = (*special, _OPEN)
@@ -175,6 +195,26 @@ class JinjaChatTemplate:
             return tokens
         before, behind = self._tokenizer.around
         return np.frombuffer(before + tokens.tobytes() + behind, "<u4")
+
+    def encode_as_given(
+        self,
+        messages: Sequence[Any],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        new_chars: int | None = None,
+        whose: str = "",
+    ) -> TokenArray:
+        """Returns the prompt's tokens as other engines make them: the template gets all that they give it, with the
+        ``tools`` among the ``variables``, and text may become special tokens. Raises as :meth:`encode_chat`."""
+        given = engine_messages(messages, parts=self._parts)
+        if continue_final_message and not isinstance(given[-1]["content"], str):
+            raise _bad("cannot be continued: the model's chat template reads parts")
+        rendered = self._render(
+            given, variables or {}, add_generation_prompt=add_generation_prompt, final=continue_final_message
+        )
+        return self._tokenizer.encode(rendered, add_special_tokens=False, new_chars=new_chars, whose=whose)
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
@@ -243,7 +283,7 @@ class JinjaChatTemplate:
 
     def _render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
