@@ -78,8 +78,8 @@ class Lb(LoadBalancer):
         self.servers = InstanceServers(self.clusters, self.prompts, self._maker.make)
         self.clusters.changed = self.servers.update
         server_kind = ServerKind(
-            instances(by_routing, over_http=True), instances(True, over_http=True), self.servers, security.secret, limits,
-            settings.upstream_first_byte_s, clock,
+            instances(by_routing, over_http=True), instances(True, over_http=True), self.servers, security.secret,
+            limits, settings.upstream_first_byte_s, clock,
         )  # fmt: skip
         door = ServerDoor(
             admission, self.models, RequestLoop(self.models, server_kind, metrics, context.telemetry, limits, clock),

@@ -16,8 +16,8 @@ _log = get_logger("lb.upstreams")
 
 
 class ServerMaker:
-    """The maker. With ``--upstream``, the file's key for all servers is for those that it names. With a conductor, it is
-    for the servers of all instances, for which the conductor vouches."""
+    """The maker. With ``--upstream``, the file's key for all servers is for those that it names. With a conductor, it
+    is for the servers of all instances, for which the conductor vouches."""
 
     def __init__(self, settings: LbSettings) -> None:
         """Reads the API keys. Raises :class:`InvalidArgument`."""

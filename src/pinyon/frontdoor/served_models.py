@@ -173,7 +173,7 @@ class ServedModels:
         served = self.by_name.get(name)
         if served is not None and served.by_servers:
             raise FailedPrecondition(
-                f"The model '{name}' is served by OpenAI-compatible servers, in this region only: ask for it over HTTP.",
+                f"The model '{name}' is served by OpenAI-compatible servers of this region: ask for it over HTTP.",
                 field="model",
             )
 

@@ -68,11 +68,15 @@ class ByteChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        as_given: bool = False,
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
         """Returns the prompt's tokens. Raises as :meth:`JinjaChatTemplate.encode_chat`; here, no text takes long."""
-        self.check_variables(variables or {})
+        if as_given:
+            messages = engine_messages(messages, parts=False)
+        else:
+            self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
@@ -84,23 +88,6 @@ class ByteChatTemplate:
         elif add_generation_prompt:
             parts.append(np.array([ByteTokenizer.ASSISTANT], dtype="<u4"))
         return np.concatenate(parts)
-
-    def encode_as_given(
-        self,
-        messages: Sequence[Any],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        new_chars: int | None = None,
-        whose: str = "",
-    ) -> TokenArray:
-        """Returns the prompt's tokens, as :meth:`JinjaChatTemplate.encode_as_given` does."""
-        return self.encode_chat(
-            engine_messages(messages, parts=False),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         _check_variables(variables, frozenset())
@@ -166,6 +153,7 @@ class JinjaChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        as_given: bool = False,
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
@@ -174,9 +162,15 @@ class JinjaChatTemplate:
         Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`HfTokenizer.encode`. With
         ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
         generation prompt. With ``add_special_tokens``, it has the special tokens that the tokenizer puts around a text,
-        besides the template's."""
-        checked, given = self._given(messages, variables)
+        besides the template's.
+
+        With ``as_given``, these are the tokens that other engines make (:mod:`pinyon.model.conversation`), whose
+        templates find ``tools`` among the ``variables``. There, text may become special tokens."""
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
+        if as_given:
+            rendered = self._render(engine_messages(messages, parts=self._parts), variables or {}, **how)
+            return self._tokenizer.encode(rendered, add_special_tokens=False, new_chars=new_chars, whose=whose)
+        checked, given = self._given(messages, variables)
         markers, texts = self._markers, list(_texts([checked, given]))
         work = 0 if markers is None else markers.work(texts)
         if new_chars is not None:
@@ -195,26 +189,6 @@ class JinjaChatTemplate:
             return tokens
         before, behind = self._tokenizer.around
         return np.frombuffer(before + tokens.tobytes() + behind, "<u4")
-
-    def encode_as_given(
-        self,
-        messages: Sequence[Any],
-        variables: Mapping[str, Any] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        new_chars: int | None = None,
-        whose: str = "",
-    ) -> TokenArray:
-        """Returns the prompt's tokens as other engines make them: the template gets all that they give it, with the
-        ``tools`` among the ``variables``, and text may become special tokens. Raises as :meth:`encode_chat`."""
-        given = engine_messages(messages, parts=self._parts)
-        if continue_final_message and not isinstance(given[-1]["content"], str):
-            raise _bad("cannot be continued: the model's chat template reads parts")
-        rendered = self._render(
-            given, variables or {}, add_generation_prompt=add_generation_prompt, final=continue_final_message
-        )
-        return self._tokenizer.encode(rendered, add_special_tokens=False, new_chars=new_chars, whose=whose)
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raises :class:`InvalidArgument` naming a variable that is reserved or that the template does not read.
@@ -292,6 +266,8 @@ class JinjaChatTemplate:
         pieces: list[str] = []
         size = 0
         if final:
+            if not isinstance(messages[-1]["content"], str):
+                raise _bad("cannot be continued: the model's chat template reads parts")
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _HERE}]
         given = {"tools": None, "documents": None, **self._tokens, **variables}
         given["add_generation_prompt"] = add_generation_prompt

@@ -19,8 +19,8 @@ TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.
 
 
 class LbMetrics(DoorMetrics[Request | Forward]):
-    """The metrics of requests from both front doors on our own instances, and of those that go on to instances' servers.
-    ``models`` are those served."""
+    """The metrics of requests from both front doors on our own instances, and of those that go on to servers of
+    instances. ``models`` are those served."""
 
     def __init__(self, registry: CollectorRegistry, models: Sequence[str], line: Line, clusters: Clusters) -> None:
         super().__init__(registry, line, models)

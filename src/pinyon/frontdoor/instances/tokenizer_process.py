@@ -48,21 +48,13 @@ def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN,
         return card.tokenizer.encode(
             prompt, add_special_tokens=added is not False, new_chars=new_chars, whose=rendering.whose
         ).tobytes()
-    if rendering.as_given:
-        return card.chat_template.encode_as_given(
-            prompt,
-            rendering.variables,
-            add_generation_prompt=rendering.add_generation_prompt,
-            continue_final_message=rendering.continue_final_message,
-            new_chars=new_chars,
-            whose=rendering.whose,
-        ).tobytes()
     return card.chat_template.encode_chat(
         prompt,  # type: ignore[arg-type]
         rendering.variables,
         add_generation_prompt=rendering.add_generation_prompt,
         continue_final_message=rendering.continue_final_message,
         add_special_tokens=bool(added),
+        as_given=rendering.as_given,
         new_chars=new_chars,
         whose=rendering.whose,
     ).tobytes()
