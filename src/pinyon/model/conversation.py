@@ -63,7 +63,8 @@ def _text(part: Any) -> str:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Returns a tool call with its arguments as an object, which templates expect; OpenAI's are text."""
+    """Returns a tool call with its arguments as an object, which templates expect; OpenAI's are text. The members are
+    in the order that vLLM has, as a template may write them all."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise InvalidArgument("a tool call without a function", field="messages")
@@ -73,7 +74,8 @@ def _call(call: Any) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = {}
-    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+    made = {"arguments": arguments if isinstance(arguments, dict) else {}, "name": function.get("name")}
+    return {"id": call.get("id"), "function": made, "type": "function"}
 
 
 def engine_tools(tools: Any) -> list[dict[str, Any]]:
