@@ -20,13 +20,13 @@ from pinyon.frontdoor.instances.kind import Dispatcher, InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
-from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
 from pinyon.frontdoor.servers.door import ServerDoor
 from pinyon.frontdoor.servers.instance_servers import InstanceServers
-from pinyon.frontdoor.servers.kind import ServerKind
+from pinyon.frontdoor.servers.kind import HttpInstanceKind
+from pinyon.frontdoor.servers.routes import InstanceRoutes
 from pinyon.frontdoor.upstreams.url import UpstreamKeys, read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
@@ -77,18 +77,18 @@ class Lb(LoadBalancer):
         self._maker = ServerMaker(settings)
         self.servers = InstanceServers(self.clusters, self.prompts, self._maker.make)
         self.clusters.changed = self.servers.update
-        server_kind = ServerKind(
+        http_kind = HttpInstanceKind(
             instances(by_routing, over_http=True), instances(True, over_http=True), self.servers, security.secret,
             limits, settings.upstream_first_byte_s, clock,
         )  # fmt: skip
         door = ServerDoor(
-            admission, self.models, RequestLoop(self.models, server_kind, metrics, context.telemetry, limits, clock),
+            admission, self.models, RequestLoop(self.models, http_kind, metrics, context.telemetry, limits, clock),
             self.off_loop, timeout_s, settings.chat_max_tokens, security.secret, clock, self.servers, self.prompts,
         )  # fmt: skip
         asked = AskedInstances(
             self.models.by_name, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
         )
-        self.open_doors(OwnRoutes(completions, door), asked, metrics)
+        self.open_doors(InstanceRoutes(completions, door), asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
         self.grpc.add(servicer, lb_pb2.DESCRIPTOR.services_by_name["LbService"], LB_CALLERS, servicer.doors)
         serving = TokenServing(

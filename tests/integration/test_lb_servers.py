@@ -11,10 +11,12 @@ import grpc
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
+from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
+from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
 from pinyon.messages.plan import open_plan
-from tests.integration.lb_harness import MODEL, WAIT_S, FakeWorker, spin
+from pinyon.routing.target import Report
+from tests.integration.lb_harness import MODEL, WAIT_S, FakeWorker, spin, tokens
 from tests.integration.servers_parts import SECRET, ServerInstance, keys_of, root_of, running_servers, tokens_of
 from tests.integration.upstream_parts import DONE, DROP, after, answers, says, streams
 
@@ -379,3 +381,38 @@ async def test_an_instance_that_restarts_is_asked_again() -> None:
         await spin(lambda: (now := bench.lb.servers.get("i0")) is not None and now is not first and now.compared)
         assert first.gone
         assert (await bench.post("/v1/completions", ask())).status == 200
+
+
+# ---------------------------------------------------------------- regions
+
+
+async def test_in_a_region_servers_are_no_sessions_and_stay_there() -> None:
+    servers = [ServerInstance("i0"), ServerInstance("i1", model="big")]
+    async with running_servers(*servers, region="eu", pushing="pending") as bench:
+        for model in (MODEL, "big"):
+            assert (await bench.post("/v1/completions", ask(model=model))).status == 200
+        assert not len(bench.lb.clusters.workers)
+        assert not bench.lb.serving.states(1, "us")
+        bench.lb.models.heard("lb-us", "us", {"big": Report(available=4)}, 0.0, draining=False)
+        assert bench.lb.models.by_name["big"].layers.remote.get("lb-us") is None
+        await bench.idle()
+
+
+async def test_other_regions_are_refused_clearly() -> None:
+    async with running_servers(ServerInstance("i0"), region="eu") as bench:
+        hello = peer_pb2.SessionRequest(hello=peer_pb2.PeerHello(lb_id="lb-us", region="us", version=2))
+        submission = worker_pb2.Submission(
+            stream_id=1, request_id="r", model=MODEL, prompt_tokens_le32=tokens("hi"), sampling={"max_tokens": 2}
+        )
+        forwarded = peer_pb2.ForwardedRequest(submission=submission.SerializeToString(), hops=1)
+        async with grpc.aio.insecure_channel(bench.endpoints["grpc"]) as channel:
+            call = peer_pb2_grpc.PeerServiceStub(channel).Session(timeout=WAIT_S)
+            await call.write(hello)
+            await call.write(peer_pb2.SessionRequest(requests=[forwarded]))
+            async for message in call:
+                if message.updates:
+                    break
+            (update,) = message.updates
+            assert update.error.code == "RESOURCE_EXHAUSTED"
+            assert "over HTTP" in update.error.message
+            call.cancel()

@@ -115,8 +115,8 @@ class ServedModels:
         raise InvalidArgument(f"model must be given. Served here: {shown_names(self.by_name)}.", field="model")
 
     def add(self, name: str, *, announced: bool = False) -> ServedModel | None:
-        """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own unless
-        it is ``announced`` by an instance with a server."""
+        """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own. An
+        instance with a server may have ``announced`` any other."""
         found = self.by_name.get(name)
         if found is None and (announced or not self._fixed) and len(self.by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))

@@ -49,7 +49,7 @@ class InstanceKind:
     by_routing: bool = False
     """True if instances are chosen here although a conductor answers, which then only lists them."""
     over_http: bool = False
-    """True if it places requests for instances with a server, which :class:`ServerKind` asks."""
+    """True if it places requests for instances with a server, which :class:`HttpInstanceKind` asks."""
 
     # -- where
 

@@ -278,7 +278,7 @@ class Prompts:
         if type(prompt) is bytes:
             self._check_tokens(prompt, field)
             return prompt
-        chars = _size(prompt)
+        chars = _json_size(prompt) if rendering.as_given else _size(prompt)
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens, and there are {chars} characters in the "
@@ -329,8 +329,6 @@ def _size(prompt: PromptInput) -> int:
     for message in prompt:
         content, name = message.get("content"), message.get("name")
         total += len(name) if type(name) is str else 0
-        if "tool_calls" in message:
-            total += _json_size(message["tool_calls"])
         if type(content) is str:
             total += len(content)
         elif type(content) is list:

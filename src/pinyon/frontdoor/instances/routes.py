@@ -8,8 +8,6 @@ from functools import partial
 from pinyon.frontdoor.instances.completions import Completions
 from pinyon.frontdoor.instances.prompts import prompts_of
 from pinyon.frontdoor.routes import Route, Routes
-from pinyon.frontdoor.servers.door import ServerDoor
-from pinyon.frontdoor.upstreams.routes import passes
 from pinyon.http.answer import JSON
 from pinyon.openai.format import ChatFormat, CompletionFormat, model_object
 from pinyon.openai.openapi import openapi_document
@@ -38,38 +36,24 @@ _OTHERS = {
 class OwnRoutes(Routes):
     """The routes of our own instances."""
 
-    def __init__(self, completions: Completions, door: ServerDoor) -> None:
+    def __init__(self, completions: Completions) -> None:
         models = completions.models
         created_s = int(time.time())
-        complete = partial(door.choose, partial(completions.answer, parse_completion, CompletionFormat))
-        chat = partial(door.choose, partial(completions.answer, parse_chat, ChatFormat))
-        tokenize = partial(door.choose, completions.tokenize)
-        detokenize = partial(door.choose, completions.detokenize)
-        self._servers = door.servers
-        self._other = Route("v1", "POST", True, "/v1/*", generate=partial(door.choose, None), queued=True)
+        complete = partial(completions.answer, parse_completion, CompletionFormat)
+        chat = partial(completions.answer, parse_chat, ChatFormat)
         routes = (
             Route("completions", "POST", True, "/v1/completions", generate=complete, queued=True),
             Route("chat", "POST", True, "/v1/chat/completions", generate=chat, queued=True),
-            Route("tokenize", "POST", True, "/tokenize", generate=tokenize),
-            Route("detokenize", "POST", True, "/detokenize", generate=detokenize),
+            Route("tokenize", "POST", True, "/tokenize", generate=completions.tokenize),
+            Route("detokenize", "POST", True, "/detokenize", generate=completions.detokenize),
             Route("openapi", "GET", False, "/openapi.json", lambda _: (openapi_document(), JSON)),
         )
         super().__init__(
             routes,
             completions.admission.check,
-            lambda: [
-                *(model_object(each.model, created_s, each.max_context()) for each in models.values()),
-                *door.described(created_s),
-            ],
+            lambda: [model_object(each.model, created_s, each.max_context()) for each in models.values()],
             lambda name: prompts_of(models, name),
         )
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return (*super().places, self._other.place)
-
-    def find(self, path: str) -> Route | None:
-        return super().find(path) or (self._other if self._servers and passes(path) else None)
 
     def nowhere(self, path: str) -> str:
         if said := super().nowhere(path):

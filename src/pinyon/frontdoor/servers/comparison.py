@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic_core import from_json
 
-from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.request import RequestClass
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, given_prompt
@@ -88,9 +88,7 @@ async def _ours(prompts: Prompts, sample: Mapping[str, Any]) -> list[int]:
     assert given is not None
     try:
         tokens, _ = await prompts.given(given.prompt, given.rendering, RequestClass(), "", "")
-    except Unavailable:
-        raise
-    except (InvalidArgument, PinyonError):
+    except InvalidArgument:
         return []
     ours: list[int] = np.frombuffer(tokens, "<u4").tolist()
     return ours

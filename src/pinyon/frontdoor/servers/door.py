@@ -57,6 +57,7 @@ class ServerDoor(Forwarding):
     ) -> None:
         super().__init__(admission, models, loop, off_loop, request_s, default_tokens, secret, clock)
         self.servers, self.prompts = servers, prompts
+        self._created_s = int(time.time())
 
     async def choose(self, own: Generate | None, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Serves a request for a model of servers, and hands any other one to ``own``. Raises as :meth:`serve`."""
@@ -83,11 +84,11 @@ class ServerDoor(Forwarding):
             read = partial(self._prepare, head, body, asked, values, served, adapter, reply, incoming)
             return await self.run(head, reply, incoming, read)
 
-    def described(self, created_s: int) -> Iterator[Mapping[str, Any]]:
+    def described(self) -> Iterator[Mapping[str, Any]]:
         """Yields the models without a folder here, and the adapters, as OpenAI's interface describes models."""
         announced = {each.info.model: each.info for each in self.servers if each.info.model not in self.prompts}
         for model, info in announced.items():
-            yield model_object(model, created_s, info.max_context_tokens)
+            yield model_object(model, self._created_s, info.max_context_tokens)
         yield from self.servers.described().values()
 
     def _served(self, name: str) -> tuple[ServedModel | None, str]:

@@ -49,8 +49,8 @@ class InstanceServer:
 
 
 class InstanceServers:
-    """The servers of all instances of ``clusters``: :meth:`update` at each new list → ``close``. ``make`` makes one of a
-    URL; ``prompts`` are those of the models that have a folder here."""
+    """The servers of all instances of ``clusters``: :meth:`update` at each new list → ``close``. The function ``make``
+    makes one of a URL; ``prompts`` are those of the models that have a folder here."""
 
     def __init__(self, clusters: Clusters, prompts: Mapping[str, Prompts], make: Callable[[Any], Server]) -> None:
         self._clusters, self._prompts, self._make = clusters, prompts, make

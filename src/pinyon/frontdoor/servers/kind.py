@@ -25,7 +25,7 @@ from pinyon.routing.two_layers import RoutingChoice, Where
 Counted = tuple[Target | None, Target | None]
 
 
-class ServerKind(ExchangeKind):
+class HttpInstanceKind(ExchangeKind):
     """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for instances with a server. Where they go is
     decided ``by_keys``, by a conductor if there is one, or else ``by_text``, here. Plans are sealed with ``secret``."""
 
@@ -102,7 +102,7 @@ class ServerKind(ExchangeKind):
 class _Attempt:
     """The target of one attempt, at the instance that was placed; see :class:`Targets`."""
 
-    def __init__(self, kind: ServerKind, forward: ServerRequest) -> None:
+    def __init__(self, kind: HttpInstanceKind, forward: ServerRequest) -> None:
         assert forward.asks.placement is not None
         assert forward.asks.placed_by is not None
         self._kind, self._asks = kind, forward.asks

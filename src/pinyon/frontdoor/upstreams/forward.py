@@ -1,4 +1,4 @@
-"""The state of one request for somebody else's server, on which the loop and :class:`ServerKind` act."""
+"""The state of one request for somebody else's server, on which the loop and :class:`ExchangeKind` act."""
 
 from __future__ import annotations
 
