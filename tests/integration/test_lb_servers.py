@@ -47,6 +47,9 @@ async def test_a_prompt_goes_to_the_instance_that_holds_it(holder: int) -> None:
         for _ in range(3):
             assert (await bench.post("/v1/completions", ask())).status == 200
         assert [len(each.bodies) for each in servers] == [3 * (n == holder) for n in range(3)]
+        assert bench.world.metric("placements_total", outcome="placed") == 3
+        assert (await bench.post("/v1/completions", ask("short"))).status == 200
+        assert bench.world.metric("placements_total", outcome="placed") == 4
         await bench.idle()
 
 

@@ -116,8 +116,7 @@ class ServerDoor(Forwarding):
         whose = self._class(head, asked, values or {}, served.name)
         tokens, keys = await self._tokens(served.name, given, whose, adapter, head)
         limit = max(0, asked.tokens - asked.prompt_tokens)
-        if keys:
-            count = len(tokens) // 4
+        if count := len(tokens) // 4:
             asked = asked._replace(prompt_tokens=count, tokens=count + limit)
         deadline_s = head.arrived_s + incoming.limit_s
         terms = Terms(head.arrived_s, deadline_s, False, head.no_reuse, head.ttft_slo_ms, head.traceparent)

@@ -14,7 +14,7 @@ from pinyon.http.answer import Reply
 class ServerRequest(Forward):
     """The state of one request: an exchange with a server, for which an instance is placed as for other requests.
 
-    ``asks`` has what a conductor is asked. ``keyed`` says that its block keys are those of the prompt: otherwise the
+    ``asks`` has what a conductor is asked. ``keyed`` says that it has the prompt's tokens and block keys: otherwise the
     load balancer chooses by the prompt's text. ``planned`` says that a plan may go with the body, and ``salted`` that
     the body is for one tenant or salt. An ``adapter`` must be one that the instance lists."""
 
@@ -34,5 +34,5 @@ class ServerRequest(Forward):
     ) -> None:
         super().__init__(head, body, asked, fields, reply, incoming)
         self.asks, self.adapter = asks, adapter
-        self.keyed = bool(asks.block_keys)
+        self.keyed = asks.prompt_tokens > 0
         self.planned = self.salted = False
