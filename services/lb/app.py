@@ -123,8 +123,8 @@ class Lb(LoadBalancer):
         return max(tell_s, left_s)
 
     async def close_targets(self) -> None:
+        await self.clusters.close()  # no list of instances comes after that
         await self.servers.close()
-        await self.clusters.close()
         await asyncio.gather(*(each.close() for each in self.prompts.values()))
 
 

@@ -211,6 +211,19 @@ async def test_models_and_adapters_are_listed() -> None:
         assert json.loads(servers[1].bodies[0])["model"] == "tuned"
 
 
+async def test_an_adapter_has_block_keys_of_its_own() -> None:
+    servers = [ServerInstance(f"i{n}") for n in range(3)]
+    for server in servers:
+        server.lists = json.dumps({"data": [{"id": MODEL}, {"id": "tuned", "parent": MODEL}]}).encode()
+    async with running_servers(*servers) as bench:
+        await spin(lambda: all(each.adapters for each in bench.lb.servers))
+        await bench.holds(servers[1], keys_of(LONG))
+        await bench.holds(servers[2], keys_of(LONG, adapter="tuned"))
+        assert (await bench.post("/v1/completions", ask(model="tuned"))).status == 200
+        assert [len(each.bodies) for each in servers] == [0, 0, 1]
+        assert json.loads(servers[2].bodies[0])["cache_salt"] == salt_of(root_of())
+
+
 # ---------------------------------------------------------------- tokens
 
 
@@ -294,6 +307,28 @@ async def test_a_request_goes_on_at_another_instance(answer) -> None:
         ids = [plan_of(each.bodies[0]).request_id for each in servers]
         assert ids[1] == f"{ids[0]}~1"
         await bench.idle()
+
+
+async def test_the_access_log_names_instance_and_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    servers = [ServerInstance("i0", answer=answers(status=503)), ServerInstance("i1")]
+    with caplog.at_level(logging.INFO):
+        async with running_servers(*servers, access_log=True) as bench:
+            await bench.holds(servers[0], keys_of(LONG))
+            assert (await bench.post("/v1/completions", ask())).status == 200
+    (line,) = [
+        vars(each) for each in caplog.records if each.name == "pinyon.lb.access" and each.levelno == logging.INFO
+    ]
+    named = {
+        name: line[name] for name in ("route", "model", "instance", "attempts", "prompt_tokens", "completion_tokens")
+    }
+    assert named == {
+        "route": "/v1/completions",
+        "model": MODEL,
+        "instance": "i1",
+        "attempts": 2,
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+    }
 
 
 async def test_an_instance_that_does_not_listen_is_avoided() -> None:

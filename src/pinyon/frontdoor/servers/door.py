@@ -123,10 +123,12 @@ class ServerDoor(Forwarding):
         sampling = SamplingParams(max_tokens=max(1, limit))
         asks = Request(head.log_id, served.name, whose, tokens, keys, sampling, terms)
         asks.tokens_wanted = 1  # whether it fits, the server says
-        forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming, asks, adapter)
-        if values is not None and head.path not in _BESIDE:
-            forward.planned = head.path in (CHAT, COMPLETION)
-            forward.salted = bool(whose.tenant or whose.cache_salt)
+        forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
+        forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
+        added = values is not None and head.path not in _BESIDE
+        forward.planned = added and head.path in (CHAT, COMPLETION)
+        forward.salted = added and bool(whose.tenant or whose.cache_salt)
+        if values is not None and added:
             theirs = _OURS if forward.salted else frozenset((FIELD,))
             if not theirs.isdisjoint(values):
                 large = is_large(body)

@@ -47,13 +47,9 @@ class HttpInstanceKind(ExchangeKind):
         asks = forward.asks
         asks.tries = forward.tries
         self._exclude(forward, choice)
-        error: PinyonError | None
-        if forward.keyed:
-            try:
-                error = await self._by_keys.place(asks, choice)
-            except InvalidArgument:  # it fits nowhere, as far as we know: the server says so, or knows better
-                error = await self._by_text.place(asks, choice)
-        else:
+        try:
+            error = await (self._by_keys if forward.keyed else self._by_text).place(asks, choice)
+        except InvalidArgument:  # it fits nowhere, as far as we know: the server says so, or knows better
             error = await self._by_text.place(asks, choice)
         if error is not None:
             return error
