@@ -168,6 +168,9 @@ async def test_other_paths_go_to_an_instance_unchanged() -> None:
         assert [each.target for each in server.requests] == ["/v1/embeddings", "/v1/responses", "/tokenize"]
         assert server.bodies == [with_salt(body), with_salt(body), body]
         assert (await bench.post("/v1/embeddings", b'{"model": "other"}')).status == 404
+        for target in ("http://lb/tokenize", "/v1/load_lora_adapter", "/v1/../tokenize", "/v1/completions#x"):
+            assert (await bench.post(target, body)).status == 404, target
+        assert len(server.bodies) == 3
 
 
 # ---------------------------------------------------------------- what clients see

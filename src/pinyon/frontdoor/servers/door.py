@@ -36,6 +36,7 @@ from pinyon.openai.parse import Call
 
 _BESIDE: Final = frozenset(("/tokenize", "/detokenize"))
 """The paths that are not below ``/v1/`` and go to servers all the same."""
+_BEGINNINGS: Final = (b"/v1/", b"/tokenize", b"/detokenize")
 _OURS: Final = frozenset((FIELD, SALT))
 
 
@@ -110,7 +111,8 @@ class ServerDoor(Forwarding):
         incoming: Incoming,
     ) -> Forward:
         assert head.raw is not None
-        if b"#" in head.raw.target or not (head.raw.target.startswith(b"/v1/") or head.path in _BESIDE):
+        if b"#" in head.raw.target or not head.raw.target.startswith(_BEGINNINGS):
+            # As for other servers, the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:LABEL_CHARS_MAX]})")
         given = None if values is None else given_prompt(head.path, values)
         whose = self._class(head, asked, values or {}, served.name)
