@@ -67,7 +67,7 @@ class Block:
     ref_cnt: int = 0
     block_hash: Any = None
     content: Any = None
-    """What the block holds: the salt and the tokens up to its end, or 'part'."""
+    """The content: the salt and the tokens up to its end, or 'part'."""
 
 
 class BlockPool:

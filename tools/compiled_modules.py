@@ -42,6 +42,7 @@ COMPILED = (
             "worker_sessions",
         )
     ),
+    "frontdoor/servers/*.py",
     "frontdoor/upstreams/*.py",
 )
 
@@ -73,6 +74,7 @@ LEFT_OUT = {
         (
             *("core/address.py", "core/near.py", "core/trace_hashes.py", "eviction/day_fits.py", "eviction/fit.py"),
             *("frontdoor/cors.py", "frontdoor/readiness.py", "frontdoor/upstreams/url.py"),
+            "frontdoor/servers/comparison.py",
             *(
                 "messages/explanation.py",
                 "placement/cost_priors.py",

@@ -20,11 +20,14 @@ from pinyon.frontdoor.instances.kind import Dispatcher, InstanceKind
 from pinyon.frontdoor.instances.metrics import LbMetrics
 from pinyon.frontdoor.instances.prompts import KeyChains, Prompts
 from pinyon.frontdoor.instances.recorder import Recorder
-from pinyon.frontdoor.instances.routes import OwnRoutes
 from pinyon.frontdoor.instances.serving import TokenServing
 from pinyon.frontdoor.instances.tokenizer_process import strftime_now
 from pinyon.frontdoor.request_loop import LoopLimits, RequestLoop
-from pinyon.frontdoor.upstreams.url import read_upstream_keys
+from pinyon.frontdoor.servers.door import ServerDoor
+from pinyon.frontdoor.servers.instance_servers import InstanceServers
+from pinyon.frontdoor.servers.kind import HttpInstanceKind
+from pinyon.frontdoor.servers.routes import InstanceRoutes
+from pinyon.frontdoor.upstreams.url import UpstreamKeys, read_upstream_keys
 from pinyon.http.budget import Budget
 from pinyon.model import ModelCard, load_card
 from pinyon.runtime.heartbeat import Heartbeat
@@ -32,6 +35,7 @@ from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.service import ServiceContext
 from services.lb.balancer import LoadBalancer, load_keys
+from services.lb.server_maker import ServerMaker
 from services.lb.servicer import LB_CALLERS, LbServicer
 from services.lb.settings import LbSettings
 from services.lb.upstream_app import UpstreamLb
@@ -65,13 +69,26 @@ class Lb(LoadBalancer):
         self.recorder = Recorder(clock)
         limits = LoopLimits(settings.attempts, settings.placement_wait_s, settings.in_flight_limit)
         by_routing = settings.place_by == "routing"
-        kind = InstanceKind(self.clusters, self.models, self.regions, metrics, limits, clock, by_routing)
-        loop = RequestLoop(self.models, kind, metrics, context.telemetry, limits, clock)
+        instances = partial(InstanceKind, self.clusters, self.models, self.regions, metrics, limits, clock)
+        loop = RequestLoop(self.models, instances(by_routing), metrics, context.telemetry, limits, clock)
         self.dispatcher = Dispatcher(loop, self.models, security.secret, self.recorder)
         timeout_s = settings.request_timeout_s
         completions = Completions(admission, self.dispatcher, self.prompts, self.off_loop, timeout_s, clock)
-        asked = AskedInstances(tuple(cards), self.clusters.home, security.channels, clock, self.models.serves_elsewhere)
-        self.open_doors(OwnRoutes(completions), asked, metrics)
+        self._maker = ServerMaker(settings)
+        self.servers = InstanceServers(self.clusters, self.prompts, self._maker.make)
+        self.clusters.changed = self.servers.update
+        http_kind = HttpInstanceKind(
+            instances(by_routing, over_http=True), instances(True, over_http=True), self.servers, security.secret,
+            limits, settings.upstream_first_byte_s, clock,
+        )  # fmt: skip
+        door = ServerDoor(
+            admission, self.models, RequestLoop(self.models, http_kind, metrics, context.telemetry, limits, clock),
+            self.off_loop, timeout_s, settings.chat_max_tokens, security.secret, clock, self.servers, self.prompts,
+        )  # fmt: skip
+        asked = AskedInstances(
+            self.models.by_name, self.clusters.home, security.channels, clock, self.models.serves_elsewhere
+        )
+        self.open_doors(InstanceRoutes(completions, door), asked, metrics)
         servicer = LbServicer(admission, self.dispatcher, self.prompts, self.keys, self.models, timeout_s, clock)
         self.grpc.add(servicer, lb_pb2.DESCRIPTOR.services_by_name["LbService"], LB_CALLERS, servicer.doors)
         serving = TokenServing(
@@ -83,7 +100,8 @@ class Lb(LoadBalancer):
     def _make_cluster(self, name: str, address: str, on_listed: OnListed) -> ConductorCluster:
         settings, security = self.settings, self.context.security
         layer = partial(self.models.layer, cluster=name)
-        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret)
+        announce = partial(self.models.add, announced=True)
+        cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret, announce)
         cluster.conductor = ConductorSession(
             address,
             self.context.instance_id,
@@ -94,6 +112,10 @@ class Lb(LoadBalancer):
         )
         return cluster
 
+    def use_keys(self, keys: UpstreamKeys) -> None:
+        """Makes all servers of instances use these API keys from now on."""
+        self._maker.use_keys(keys, [each.server for each in self.servers])
+
     def last_calls_s(self, left_s: float) -> float:
         # This time is granted even if the drain has used up its own: otherwise calls would lose their unsent data.
         tell_s = TELL_S if self.recorder.recordings else 0.0
@@ -101,7 +123,8 @@ class Lb(LoadBalancer):
         return max(tell_s, left_s)
 
     async def close_targets(self) -> None:
-        await self.clusters.close()
+        await self.clusters.close()  # no list of instances comes after that
+        await self.servers.close()
         await asyncio.gather(*(each.close() for each in self.prompts.values()))
 
 
@@ -126,7 +149,7 @@ async def run(settings: LbSettings, context: ServiceContext) -> None:
         context.files.add("HTTPS certificate", lb.https.files, lb.https.renew, lambda _: None)
     if settings.api_keys_file:
         context.files.add("API keys file", [Path(settings.api_keys_file)], partial(load_keys, settings), lb.keys.renew)
-    if (upstream_keys := settings.upstream_api_key_file) and isinstance(lb, UpstreamLb):
+    if upstream_keys := settings.upstream_api_key_file:
         context.files.add(
             "upstream API key file", [Path(upstream_keys)], partial(read_upstream_keys, upstream_keys), lb.use_keys
         )

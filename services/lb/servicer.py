@@ -138,6 +138,7 @@ class LbServicer(lb_pb2_grpc.LbServiceServicer):
     ) -> Request:
         """Returns the request. Raises :class:`InvalidArgument` or :class:`NotFound` naming the message's field."""
         call = _call(request, next(iter(self.models)))
+        self.ways.check_own(call.model)
         try:
             request_class = classify(_labels(request.labels), call, client, arrived_unix_s)
         except InvalidArgument as error:

@@ -36,6 +36,13 @@ _OF_OWN = {
 """Settings for instances of pinyon, and the reasons why they mean nothing in front of other servers."""
 
 
+_OF_SERVERS = frozenset(
+    f"upstream_{name}"
+    for name in ("api_key_file", "ca_file", "connections", "connect_s", "keep_alive_s", "first_byte_s", "stall_s")
+)
+"""Settings for other servers that are for those of instances too."""
+
+
 def _checked_pushing(choice: str) -> str:
     return choice if choice == "auto" else PUSHING_RULES.checked(choice)
 
@@ -254,11 +261,11 @@ class LbSettings(JournalSettings):
     def _one_kind(self) -> LbSettings:
         """Raises :class:`ValueError` if settings for instances of pinyon and for other servers are combined."""
         for name in sorted(self.model_fields_set):
-            if name.startswith("upstream_") and not self.upstream:
+            if name.startswith("upstream_") and name not in _OF_SERVERS and not self.upstream:
                 raise ValueError(f"--{name.replace('_', '-')} is of use with --upstream only")
             if name in _OF_OWN and self.upstream and getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} does not go with --upstream: {_OF_OWN[name]}")
-        if self.upstream_ca_file and not any(url.tls for url in parse_upstreams(self.upstream)):
+        if self.upstream_ca_file and self.upstream and not any(url.tls for url in parse_upstreams(self.upstream)):
             raise ValueError("--upstream-ca-file is for https:// servers, and --upstream names none")
         return self
 

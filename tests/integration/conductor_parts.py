@@ -13,6 +13,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.runtime.channel import open_channel
 from pinyon.runtime.interceptors import error_from_rpc
+from pinyon.runtime.security import NO_SECURITY, Security
 from pinyon.runtime.telemetry import Telemetry
 from services.conductor.app import Conductor, build
 from services.conductor.settings import ConductorSettings
@@ -98,8 +99,9 @@ class LoadBalancer:
 class World:
     """One conductor with its own clock, and a channel to it."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, security: Security = NO_SECURITY, **settings) -> None:
         self.now_s = 1000.0
+        self.security = security
         self.settings = settings
         self.ports = HeldPorts()
         self.listen = ""
@@ -109,7 +111,9 @@ class World:
         self.listen = self.listen or f"127.0.0.1:{self.ports.take('127.0.0.1')}"
         settings = ConductorSettings(**{"listen": self.listen, "lease_ms": 3000, "settle_ms": 0, **self.settings})
         self.registry = CollectorRegistry()
-        self.conductor: Conductor = build(settings, self.registry, Telemetry("conductor", "c"), lambda: self.now_s)
+        self.conductor: Conductor = build(
+            settings, self.registry, Telemetry("conductor", "c"), lambda: self.now_s, security=self.security
+        )
         self.address = await self.conductor.server.start()
 
     async def __aenter__(self) -> World:

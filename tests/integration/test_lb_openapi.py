@@ -156,7 +156,8 @@ async def test_each_documented_route_answers_as_documented():
         served = (await bench.get("/openapi.json")).json
         assert served == DOCUMENT
         assert len(openapi_document()) < 64 << 10
-        assert {path.replace("{id}", "*") for path in DOCUMENT["paths"]} == set(bench.lb.app.places)
+        of_servers = {"/v1/*"}
+        assert {path.replace("{id}", "*") for path in DOCUMENT["paths"]} == set(bench.lb.app.places) - of_servers
         for path, methods in DOCUMENT["paths"].items():
             target = path.replace("{id}", MODEL)
             for method, operation in methods.items():

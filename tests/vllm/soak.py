@@ -31,7 +31,7 @@ FREEZE_S = 2.0
 
 @dataclass
 class Count:
-    """What the soak saw."""
+    """The counts of a soak."""
 
     equal: int = 0
     different: list[str] = field(default_factory=list)

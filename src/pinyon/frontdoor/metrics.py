@@ -24,7 +24,7 @@ E2E_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 3
 PAGE_REST = 20
 """A page of metrics is reused for this many times the time it took to make, as anybody may ask for it at any rate."""
 
-F = TypeVar("F", bound=Flight)
+F = TypeVar("F", bound=Flight, contravariant=True)
 
 
 class DoorMetrics(Generic[F]):

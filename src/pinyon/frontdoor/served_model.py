@@ -22,6 +22,8 @@ class ServedModel:
 
     def __init__(self, name: str, layers: TwoLayers, wait_s: float) -> None:
         self.name = name
+        self.by_servers = False
+        """True while instances with an OpenAI-compatible server of their own serve it: its requests stay here."""
         self.layers = layers
         self._wait_s = wait_s
         self._waiting: set[asyncio.Timeout] = set()

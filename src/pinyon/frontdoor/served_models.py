@@ -13,7 +13,7 @@ from typing import Final
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, ResourceExhausted, Unavailable
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
 from pinyon.frontdoor.failures import shown_names, unknown_model
 from pinyon.frontdoor.served_model import ServedModel
 from pinyon.routing.geography import ANYWHERE, Geography
@@ -87,6 +87,8 @@ class ServedModels:
         self._news: asyncio.Event | None = None
         """The event that :meth:`wait_news` waits for, if it does."""
         self._fixed = False
+        own = tuple(own)
+        self._own = frozenset(own)
         self.selective = True
         """True if requests may have to wait for room, or go elsewhere."""
         for name in own:
@@ -112,10 +114,11 @@ class ServedModels:
             return here[0]
         raise InvalidArgument(f"model must be given. Served here: {shown_names(self.by_name)}.", field="model")
 
-    def add(self, name: str) -> ServedModel | None:
-        """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own."""
+    def add(self, name: str, *, announced: bool = False) -> ServedModel | None:
+        """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own. An
+        instance with a server may have ``announced`` any other."""
         found = self.by_name.get(name)
-        if found is None and not self._fixed and len(self.by_name) < MODELS_MAX:
+        if found is None and (announced or not self._fixed) and len(self.by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
             layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)
             for cluster, region in self._adopted.items():
@@ -154,9 +157,25 @@ class ServedModels:
     def drop_unserved(self, name: str) -> None:
         """Forgets a model that no target serves any more, unless it is one of our own."""
         served = self.by_name.get(name)
-        if not self._fixed and served is not None and not any(served.targets()):
+        if served is not None and name not in self._own and not any(served.targets()):
             del self.by_name[name]
             served.close()
+
+    def set_by_servers(self, served: ServedModel, by_servers: bool) -> None:
+        """Sets whether servers of instances serve a model. Other regions do not take part in that."""
+        if by_servers and not served.by_servers:
+            for target in served.layers.remote:
+                target.live = False
+        served.by_servers = by_servers
+
+    def check_own(self, name: str) -> None:
+        """Raises :class:`FailedPrecondition` for a model that servers of instances serve, whose requests are HTTP."""
+        served = self.by_name.get(name)
+        if served is not None and served.by_servers:
+            raise FailedPrecondition(
+                f"The model '{name}' is served by OpenAI-compatible servers of this region: ask for it over HTTP.",
+                field="model",
+            )
 
     def close(self) -> None:
         for served in self.by_name.values():
@@ -204,7 +223,7 @@ class ServedModels:
                     self._leaves(served, name)
         for model, report in models.items():
             served_there = self.add(model) if 0 < len(model) <= MODEL_CHARS_MAX else None
-            if served_there is None:
+            if served_there is None or served_there.by_servers:
                 continue
             remote = served_there.layers.remote
             known = remote.get(name)

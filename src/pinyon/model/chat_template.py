@@ -24,6 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.model.conversation import engine_messages, reads_parts
 from pinyon.model.markers import Markers
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, MuchNew, TokenArray, utf8
 
@@ -67,11 +68,15 @@ class ByteChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        as_given: bool = False,
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
         """Returns the prompt's tokens. Raises as :meth:`JinjaChatTemplate.encode_chat`; here, no text takes long."""
-        self.check_variables(variables or {})
+        if as_given:
+            messages = engine_messages(messages, parts=False)
+        else:
+            self.check_variables(variables or {})
         tokenizer = ByteTokenizer()
         end = np.array([ByteTokenizer.END_OF_TURN], dtype="<u4")
         parts = [np.array([ByteTokenizer.BOS], dtype="<u4")]
@@ -117,12 +122,14 @@ class JinjaChatTemplate:
         environment.globals["strftime_now"] = strftime_now or _no_clock
         try:
             self._template = environment.from_string(source)
-            reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            parsed = environment.parse(source)
+            reads = frozenset(meta.find_undeclared_variables(parsed))
         except TemplateError as error:
             raise InvalidArgument(f"chat template cannot be parsed: {error}", field="model") from error
         self._tokenizer = tokenizer
         self._tokens = dict(tokens or {})
         self._reads = reads - _RESERVED - environment.globals.keys()
+        self._parts = reads_parts(parsed)
         special = [marker for marker in tokenizer.special_tokens if marker]
         self._markers = Markers(special) if special else None
         self._escaped = (*special, _OPEN)
@@ -146,6 +153,7 @@ class JinjaChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        as_given: bool = False,
         new_chars: int | None = None,
         whose: str = "",
     ) -> TokenArray:
@@ -154,9 +162,15 @@ class JinjaChatTemplate:
         Raises as :meth:`render`, and with ``new_chars`` and ``whose`` as :meth:`HfTokenizer.encode`. With
         ``continue_final_message`` the prompt ends with the last message's text, which the model continues, without a
         generation prompt. With ``add_special_tokens``, it has the special tokens that the tokenizer puts around a text,
-        besides the template's."""
-        checked, given = self._given(messages, variables)
+        besides the template's.
+
+        With ``as_given``, these are the tokens that other engines make (:mod:`pinyon.model.conversation`), whose
+        templates find ``tools`` among the ``variables``. There, text may become special tokens."""
         how = {"add_generation_prompt": add_generation_prompt, "final": continue_final_message}
+        if as_given:
+            rendered = self._render(engine_messages(messages, parts=self._parts), variables or {}, **how)
+            return self._tokenizer.encode(rendered, add_special_tokens=False, new_chars=new_chars, whose=whose)
+        checked, given = self._given(messages, variables)
         markers, texts = self._markers, list(_texts([checked, given]))
         work = 0 if markers is None else markers.work(texts)
         if new_chars is not None:
@@ -243,7 +257,7 @@ class JinjaChatTemplate:
 
     def _render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         variables: Mapping[str, Any],
         *,
         add_generation_prompt: bool = True,
@@ -252,6 +266,8 @@ class JinjaChatTemplate:
         pieces: list[str] = []
         size = 0
         if final:
+            if not isinstance(messages[-1]["content"], str):
+                raise _bad("cannot be continued: the model's chat template reads parts")
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _HERE}]
         given = {"tools": None, "documents": None, **self._tokens, **variables}
         given["add_generation_prompt"] = add_generation_prompt

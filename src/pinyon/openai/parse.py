@@ -46,6 +46,8 @@ class Rendering(NamedTuple):
     """Variables of the chat template."""
     whose: str = ""
     """The owner of the text, for a tokenizer that caches texts."""
+    as_given: bool = False
+    """True for a conversation that another engine renders: nothing is refused that it may accept."""
 
 
 PLAIN = Rendering()

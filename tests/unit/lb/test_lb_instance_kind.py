@@ -24,7 +24,7 @@ class World:
         self.asked = asyncio.Event()
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         home: Any = SimpleNamespace(removed=set(), layers=lambda model: self)
-        home.doubts, home.keys_fit = lambda model: False, lambda *_: True
+        home.doubts, home.keys_fit, home.over_http = lambda model: False, lambda *_: True, lambda model: set()
         home.conductor = SimpleNamespace(place=self._place)
         clusters: Any = SimpleNamespace(home=home, get=lambda name: home)
         models: Any = SimpleNamespace(selective=True)

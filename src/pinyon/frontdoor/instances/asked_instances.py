@@ -6,7 +6,7 @@ instances while it is away, or has just started and not listed them yet: these a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ ASKED_AT_ONCE = 64
 class AskedInstances:
     """The instances of the region's own cluster, as :class:`pinyon.frontdoor.readiness.Watched`."""
 
-    models: Sequence[str]
+    models: Collection[str]
     cluster: ConductorCluster
     channels: Channels
     clock: Clock

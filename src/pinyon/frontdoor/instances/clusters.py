@@ -38,6 +38,8 @@ class Clusters(Adopted[ConductorCluster]):
         clock: Clock,
     ) -> None:
         super().__init__(models)
+        self.changed: Callable[[], None] = lambda: None
+        """A callback for new lists of instances."""
         self.workers = WorkerSessions(unread_tokens, self.load, self.lost, clock, channels)
         self._make = make
         self._clock = clock
@@ -88,6 +90,11 @@ class Clusters(Adopted[ConductorCluster]):
         """Updates the sessions to instances after a new list, or when a cluster is given back. All instances report
         their load, if requests may have to wait for room, or if the region has a name."""
         known: dict[str, str] = {}
+        for served in list(self.models.by_name.values()):
+            self.models.drop_unserved(served.name)
+            mine = next((each for each in self if each.model(served.name) is not None), self.home)
+            self.models.set_by_servers(served, served.name in mine.by_servers)
+        self.changed()
         for each in self:
             known.update(each.known(self.models.by_name.keys()))
             if not self._watches:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
@@ -59,9 +60,25 @@ class ConductorCluster:
     conductor: ConductorSession
     """The session with its conductor."""
 
-    def __init__(self, layers: Callable[[str], Layer | None], grace_s: float = 10.0, secret: bytes = b"") -> None:
+    def __init__(
+        self,
+        layers: Callable[[str], Layer | None],
+        grace_s: float = 10.0,
+        secret: bytes = b"",
+        announce: Callable[[str], object] = lambda _: None,
+    ) -> None:
         """Takes ``layers``, which returns for each model served here the layer whose targets are its instances, and the
-        cluster's ``secret``, from which block keys start. Instances with another secret are left out."""
+        cluster's ``secret``, from which block keys start. Instances with another secret are left out. Instances with a
+        server ``announce`` their models, before these need layers."""
+        self._announce = announce
+        self.servers: dict[str, InstanceInfo] = {}
+        """The instances that have an OpenAI-compatible server, by id."""
+        self.by_servers: frozenset[str] = frozenset()
+        """The models of those instances."""
+        self._over_http: dict[str, set[str]] = {}
+        """The instances that have a server, by model, whether they are used or not."""
+        self._outranked: frozenset[str] = frozenset()
+        """The instances with a server that are not used, as pinyon's own instances serve the same model."""
         self.removed: frozenset[str] = frozenset()
         """The instances that get no new requests, as the controller says."""
         self.layers = layers
@@ -143,7 +160,24 @@ class ConductorCluster:
             _log.info("forgot instances that the conductor does not list: %s", ", ".join(sorted(unconfirmed)))
             self._take({name: each for name, each in self._instances.items() if name not in unconfirmed}, now_s)
 
+    def _sort_out_servers(self, instances: dict[str, _Instance]) -> None:
+        own = {each.info.model for each in instances.values() if not each.info.server_url}
+        infos = {name: each.info for name, each in instances.items() if each.info.server_url}
+        self._over_http = {}
+        for name, info in infos.items():
+            self._over_http.setdefault(info.model, set()).add(name)
+        outranked = frozenset(name for name, info in infos.items() if info.model in own)
+        for name in outranked:
+            del instances[name], infos[name]
+        if outranked - self._outranked:
+            _log.warning("not used, as pinyon's own instances serve the same model: %s", ", ".join(sorted(outranked)))
+        self._outranked, self.servers = outranked, infos
+        self.by_servers = frozenset(info.model for info in infos.values())
+        for model in self.by_servers:
+            self._announce(model)
+
     def _take(self, instances: dict[str, _Instance], now_s: float) -> None:
+        self._sort_out_servers(instances)
         self._sync(instances, now_s)
         candidates: dict[str, list[PairCandidate]] = {}
         doubtful: dict[str, list[PairCandidate]] = {}
@@ -184,12 +218,22 @@ class ConductorCluster:
             old_one, candidate = before.get(name), new.candidate
             if old_one is None or (old_one.info.boot_id, old_one.candidate) != (new.info.boot_id, candidate):
                 layer.join(name, candidate.max_batch, batches=candidate.role.decodes)
-                layer.report(name, Report(), now_s)  # it gets time until its first report
+                # It gets time until its first report. A server never reports: our requests there are counted.
+                layer.report(name, Report(), inf if new.info.server_url else now_s)
             layer.set_draining(name, not new.schedulable)
 
+    def over_http(self, model: str) -> set[str]:
+        """Returns the instances of the model that are asked over HTTP, by their servers."""
+        return self._over_http.get(model, set())
+
     def known(self, models: Collection[str]) -> dict[str, str]:
-        """Returns the ids of the instances of these models that requests can be sent to, by address."""
-        return {each.address: each.instance_id for model in models for each in self._candidates.get(model, ())}
+        """Returns the ids of the instances of these models to which sessions are opened, by address."""
+        return {
+            each.address: each.instance_id
+            for model in models
+            for each in self._candidates.get(model, ())
+            if each.instance_id not in self.servers
+        }
 
     def heard(self, address: str, report: Report, now_s: float, unseen: int = UNKNOWN) -> None:
         """Records the report of the instance at an address, if there is one; ``unseen`` of our requests were on their
@@ -255,7 +299,7 @@ class ConductorCluster:
     def unvouched(self, name: str, *, everyone: bool) -> list[PairCandidate]:
         """Returns the model's instances that no conductor has listed lately: all of them if ``everyone``."""
         unconfirmed = self._roster.unconfirmed
-        known = self._candidates.get(name, ())
+        known = [each for each in self._candidates.get(name, ()) if each.instance_id not in self.servers]
         return [each for each in known if everyone or each.instance_id in unconfirmed]
 
     def namespace(self, name: str, tenant: str, cache_salt: str = "") -> BlockKey | None:

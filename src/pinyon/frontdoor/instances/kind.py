@@ -48,6 +48,8 @@ class InstanceKind:
     clock: Clock
     by_routing: bool = False
     """True if instances are chosen here although a conductor answers, which then only lists them."""
+    over_http: bool = False
+    """True if it places requests for instances with a server, which :class:`HttpInstanceKind` asks."""
 
     # -- where
 
@@ -91,6 +93,8 @@ class InstanceKind:
         """Returns the instances that failed this request, were removed, or may not continue its tokens. If then none is
         left, and the client has seen nothing, the request starts over."""
         excluded = request.failed_instances | cluster.removed
+        if not self.over_http:
+            excluded |= cluster.over_http(request.model)
         if not (request.tokens and request.fingerprint):
             return excluded
         model = request.model

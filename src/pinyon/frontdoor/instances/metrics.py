@@ -11,14 +11,16 @@ from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.line import Line
 from pinyon.frontdoor.metrics import DoorMetrics
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.runtime.metrics import Figure, Figures
 from pinyon.runtime.tally import Count, Tally
 
 TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
 
 
-class LbMetrics(DoorMetrics[Request]):
-    """The metrics of requests from both front doors on our own instances. ``models`` are those served."""
+class LbMetrics(DoorMetrics[Request | Forward]):
+    """The metrics of requests from both front doors on our own instances, and of those that go on to servers of
+    instances. ``models`` are those served."""
 
     def __init__(self, registry: CollectorRegistry, models: Sequence[str], line: Line, clusters: Clusters) -> None:
         super().__init__(registry, line, models)
@@ -56,20 +58,24 @@ class LbMetrics(DoorMetrics[Request]):
         )  # fmt: skip
         registry.register(Figures("pinyon_lb", gauges))
 
-    def began(self, request: Request) -> None:
-        self._open.add(request)
+    def began(self, request: Request | Forward) -> None:
+        if isinstance(request, Request):
+            self._open.add(request)
 
-    def retried(self, request: Request) -> None:
+    def retried(self, request: Request | Forward) -> None:
         super().retried(request)
-        if request.tokens:
+        if isinstance(request, Request) and request.tokens:
             self._resumes.add()
 
     def _unfinished(self) -> float:
         # list() copies the set at once, as the metrics server reads in a thread of its own
         return float(sum([len(request.tokens) for request in list(self._open)]))
 
-    def ended(self, request: Request, outcome: str, now_s: float) -> None:
+    def ended(self, request: Request | Forward, outcome: str, now_s: float) -> None:
         """Counts an ended request; ``outcome`` is a finish reason or an error's code."""
+        if isinstance(request, Forward):
+            self.count(request, outcome, now_s, request.first_s, request.used, answered=outcome == "answered")
+            return
         self._open.discard(request)
         done, tokens, usage = request.finish_reason is not None, len(request.tokens), request.usage()
         used = Usage(usage.prompt_tokens, tokens, usage.cached_tokens) if done else Usage(0, tokens, 0)

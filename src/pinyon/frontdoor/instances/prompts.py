@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys
+from pinyon.core.block_keys import KEY_BYTES, BlockKey, chain_block_keys, variant
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.logprobs import PROMPT_LOGPROBS_MAX
 from pinyon.core.request import NO_LIMIT, RequestClass, SamplingParams
@@ -178,6 +178,15 @@ class Prompts:
                 requests.append(Request(name, call.model, request_class, tokens, keys, sampling, terms))
         return requests
 
+    async def given(
+        self, prompt: PromptInput, rendering: Rendering, request_class: RequestClass, adapter: str, holder: str
+    ) -> tuple[bytes, bytes]:
+        """Returns the tokens and packed block keys of a prompt that another engine renders; the keys are those of the
+        ``adapter``, if one is named. Raises as :meth:`requests`."""
+        tokens = await self.tokenize(prompt, "prompt", rendering, holder)
+        inline = len(tokens) <= 4 * INLINE_TOKENS
+        return tokens, await self._keys(self.model, request_class, tokens, holder, inline=inline, adapter=adapter)
+
     async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
         """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
         rendering = self._checked(rendering, holder)
@@ -204,7 +213,7 @@ class Prompts:
 
     def _checked(self, rendering: Rendering, holder: str, salt: str = "") -> Rendering:
         """Returns the rendering with an owner: what is remembered of a text is for those who share its KV."""
-        if rendering.variables is not None:
+        if rendering.variables is not None and not rendering.as_given:
             self._card.chat_template.check_variables(rendering.variables)
         if not self._looked_at_chars or not (holder or salt):
             return rendering
@@ -244,16 +253,24 @@ class Prompts:
         return await self._keys(self.model, request_class, tokens, holder)
 
     async def _keys(
-        self, model: str, request_class: RequestClass, tokens: bytes, holder: str, *, inline: bool = True
+        self,
+        model: str,
+        request_class: RequestClass,
+        tokens: bytes,
+        holder: str,
+        *,
+        inline: bool = True,
+        adapter: str = "",
     ) -> bytes:
         start = self._cluster.namespace(model, request_class.tenant, request_class.cache_salt)
         known = self._cluster.model(model)
         if start is None or known is None:
             return b""  # the layout is not known yet, so the worker computes them
+        root = variant(start, "lora", adapter) if adapter else start
         block_tokens = known.layout.block_tokens
         if not inline or len(tokens) > 4 * INLINE_TOKENS:
-            return await self._off_loop.run(holder, lambda: b"".join(chain_block_keys(start, tokens, block_tokens)))
-        return self._chains.packed(start, tokens, block_tokens)
+            return await self._off_loop.run(holder, lambda: b"".join(chain_block_keys(root, tokens, block_tokens)))
+        return self._chains.packed(root, tokens, block_tokens)
 
     async def _tokens(
         self, prompt: PromptInput, field: str, rendering: Rendering, context: int, holder: str, *, inline: bool = True
@@ -261,7 +278,7 @@ class Prompts:
         if type(prompt) is bytes:
             self._check_tokens(prompt, field)
             return prompt
-        chars = _size(prompt)
+        chars = _json_size(prompt) if rendering.as_given else _size(prompt)
         if chars > context * self._chars_per_token_max:
             raise ContextExceeded(
                 f"This model's maximum context length is {context} tokens, and there are {chars} characters in the "

@@ -98,8 +98,9 @@ class _TokenInbound(InboundSession[TokenServing]):
         if len(tokens) % 4 or len(tokens) < 4 * (generated + 1):
             raise InvalidArgument(f"{len(tokens)} bytes with {generated} tokens generated are no prompt")
         try:
+            self.serving.models.check_own(submission.model)
             prompts = prompts_of(self.serving.prompts, submission.model)
-        except NotFound as error:
+        except (NotFound, FailedPrecondition) as error:
             raise ResourceExhausted(error.message, field=REJECTED_FIELD) from None
         prompt = tokens[: len(tokens) - 4 * generated]
         sampling = sampling_from_proto(submission.sampling)

@@ -54,6 +54,7 @@ def tokenize(card: ModelCard, prompt: PromptInput, rendering: Rendering = PLAIN,
         add_generation_prompt=rendering.add_generation_prompt,
         continue_final_message=rendering.continue_final_message,
         add_special_tokens=bool(added),
+        as_given=rendering.as_given,
         new_chars=new_chars,
         whose=rendering.whose,
     ).tobytes()

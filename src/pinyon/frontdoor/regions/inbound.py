@@ -116,7 +116,7 @@ class Serving(peer_pb2_grpc.PeerServiceServicer):
                 credits=room.share,
             )
             for model, served in self.models.by_name.items()
-            if (room := served.layers.room_for(region, sharing, now_s)) is not None
+            if not served.by_servers and (room := served.layers.room_for(region, sharing, now_s)) is not None
         ]
 
     def admit(self, sender: PeerBalancer, hops: int, geographies: Collection[str], tenant: str) -> ForwardedPlace:

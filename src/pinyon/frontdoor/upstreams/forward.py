@@ -1,8 +1,8 @@
-"""The state of one request for somebody else's server, on which the loop and :class:`ServerKind` act."""
+"""The state of one request for somebody else's server, on which the loop and :class:`ExchangeKind` act."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import RequestClass, Usage
@@ -30,6 +30,8 @@ class Incoming(NamedTuple):
 class Forward(Flight):
     """The state of one request. ``asked`` is read from its body; ``url`` and the lines ``fields`` go to the server."""
 
+    target_fact: ClassVar[str] = "upstream"
+    """The name under which the access log has the target."""
     __slots__ = ("_used", "asked", "body", "cluster", "fields", "final", "head", "passing", "reply", "status",
                  "ticket", "url")  # fmt: skip
 
@@ -60,6 +62,11 @@ class Forward(Flight):
         if self._used is None and self.passing is not None:
             self._used = self.passing.used()
         return self._used
+
+    @property
+    def first_s(self) -> float:
+        """The time at which the answer's first byte came; 0 if none has."""
+        return 0.0 if self.passing is None else self.passing.first_s
 
     def traced(self, span: Span) -> None:
         super().traced(span)
@@ -108,7 +115,7 @@ class Forward(Flight):
         """Returns the facts for the access log."""
         facts: dict[str, Any] = {"model": self.served.name}
         if self.choice.target:
-            facts["upstream"] = self.choice.target
+            facts[self.target_fact] = self.choice.target
         if self.tries > 1:
             facts["attempts"] = self.tries
         if (used := self.used) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -14,6 +14,7 @@ from pinyon.frontdoor.failures import Refused, broken_by
 from pinyon.frontdoor.head import Head, allowed_geographies
 from pinyon.frontdoor.off_loop import OffLoop
 from pinyon.frontdoor.request_loop import RequestLoop
+from pinyon.frontdoor.served_model import ServedModel
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.fields import to_server
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
@@ -27,19 +28,23 @@ from pinyon.runtime.deadlines import TimeLimit
 SHOWN_CHARS: Final = 200
 
 
-@dataclass(slots=True, eq=False)
 class Forwarding:
     """The handler of requests, one per load balancer. A whole request may take ``request_s``; ``default_tokens`` count
     as generated if a client sets no limit. Routing keys start from ``secret``."""
 
-    admission: TenantAdmission
-    models: ServedModels
-    loop: RequestLoop[Forward]
-    off_loop: OffLoop
-    request_s: float
-    default_tokens: int
-    secret: bytes
-    clock: Clock
+    def __init__(
+        self,
+        admission: TenantAdmission,
+        models: ServedModels,
+        loop: RequestLoop[Forward],
+        off_loop: OffLoop,
+        request_s: float,
+        default_tokens: int,
+        secret: bytes,
+        clock: Clock,
+    ) -> None:
+        self.admission, self.models, self.loop, self.off_loop = admission, models, loop, off_loop
+        self.request_s, self.default_tokens, self.secret, self.clock = request_s, default_tokens, secret, clock
 
     async def serve(self, head: Head, body: bytes | bytearray, reply: Reply) -> int:
         """Serves a request and returns the status. Raises :class:`PinyonError` while the answer has not begun."""
@@ -49,12 +54,16 @@ class Forwarding:
     async def serve_forwarded(self, head: Head, body: bytes | bytearray, reply: Reply, incoming: Incoming) -> int:
         """Serves a request that the caller has admitted; one from another region goes to a server of this region, or
         fails. Raises :class:`PinyonError`, even in the middle of an answer."""
+        return await self.run(head, reply, incoming, partial(self._read, head, body, incoming, reply))
+
+    async def run(self, head: Head, reply: Reply, incoming: Incoming, read: Callable[[], Awaitable[Forward]]) -> int:
+        """Serves the request that ``read`` returns; see :meth:`serve_forwarded`."""
         limit_s = incoming.limit_s
         deadline_s = head.arrived_s + limit_s
         forward: Forward | None = None
         try:
             with TimeLimit(deadline_s - self.clock()):
-                forward = await self._read(head, body, incoming, reply)
+                forward = await read()
                 head.facts = forward.facts
                 await self.loop.run(forward, incoming.ticket)
                 return forward.status
@@ -92,10 +101,13 @@ class Forwarding:
             asked = await self.off_loop.run(head.client.holder, partial(read_asked, large=True), *arguments)
         else:
             asked = read_asked(*arguments)
-        served = self.models.of(asked.model or incoming.model)
-        fields = to_server(head.raw.fields)
-        fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
-        forward = Forward(head, body, asked, b"".join(fields), reply, incoming)
+        forward = Forward(head, body, asked, server_fields(head), reply, incoming)
+        self.depart(forward, self.models.of(asked.model or incoming.model))
+        return forward
+
+    def depart(self, forward: Forward, served: ServedModel) -> None:
+        """Sets the model that the request is for, and what its target is chosen by."""
+        head, asked = forward.head, forward.asked
         whose = head.labels.session or head.labels.user or asked.user
         if not whose and head.client is not PUBLIC:
             whose = head.client.tenant
@@ -103,4 +115,11 @@ class Forwarding:
         if not self.models.region:
             geographies = ()  # this region has no name
         forward.depart(served, Routed(asked.keys, whose), geographies, head.client.tenant)
-        return forward
+
+
+def server_fields(head: Head) -> bytes:
+    """Returns the lines of a request's head that go on to a server."""
+    assert head.raw is not None
+    fields = to_server(head.raw.fields)
+    fields.append(b"x-request-id: %b\r\n" % head.log_id.encode("ascii"))
+    return b"".join(fields)

@@ -4,9 +4,9 @@ an answer has come."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from math import inf
-from typing import Final
+from typing import Any, Final, Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
@@ -16,7 +16,6 @@ from pinyon.frontdoor.request_loop import TRIES_MAX, LoopLimits
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.upstreams.clusters import UpstreamClusters
 from pinyon.frontdoor.upstreams.fields import from_server
-from pinyon.frontdoor.upstreams.fleet import ServerFleet
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.metrics import UpstreamMetrics
 from pinyon.frontdoor.upstreams.passing import Passing
@@ -36,51 +35,55 @@ REFUSAL_S: Final = 1.0
 _log = get_logger("lb.upstreams")
 
 
-@dataclass(slots=True, eq=False)
-class UpstreamKind:
-    """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for other people's servers."""
+class Targets(Protocol):
+    """The targets that an attempt may go to: the servers of one cluster, or other regions. For what the methods do, see
+    :class:`pinyon.frontdoor.upstreams.fleet.ServerFleet`."""
 
-    models: ServedModels
-    clusters: UpstreamClusters
-    regions: RegionTargets
-    metrics: UpstreamMetrics
-    limits: LoopLimits
-    first_byte_s: float
-    """The time within which a stream must begin."""
-    clock: Clock
+    def sent(self, target: str, forward: Forward) -> Any: ...
 
-    async def place(self, forward: Forward, choice: RoutingChoice) -> PinyonError | None:
-        forward.cluster = ""
-        if choice.where is Where.ADOPTED:
-            forward.cluster = choice.target
-            layer = forward.served.layers.adopted[choice.target][1]
-            target = layer.choose(forward.route.routed, self.clock(), exclude=forward.exclude)
-            choice = RoutingChoice(Where.WAIT) if target is None else RoutingChoice(Where.ADOPTED, target.name)
-        if choice.where is Where.WAIT:
-            return forward.error or forward.served.nobody()
-        forward.choice = choice
-        return None
+    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]: ...
 
-    def queues(self, forward: Forward) -> bool:
-        return True
+    def answered(self, target: str, began_s: float) -> None: ...
+
+    def failed(self, target: str, *, absent: bool = False) -> None: ...
+
+    def refused(self, model: str, target: str, rest_s: float) -> None: ...
+
+    def ended(self, target: str, sent: Any) -> None: ...
+
+
+class ExchangeKind:
+    """The part that kinds of target have in common whose attempts are HTTP exchanges. A stream must begin within
+    ``first_byte_s``."""
+
+    def __init__(self, models: ServedModels, limits: LoopLimits, first_byte_s: float, clock: Clock) -> None:
+        self.models, self.limits, self.first_byte_s, self.clock = models, limits, first_byte_s, clock
+
+    def targets(self, forward: Forward) -> Targets:
+        """Returns the targets among which the present attempt's was chosen."""
+        raise NotImplementedError
+
+    def got_answer(self, forward: Forward, status: int) -> None:
+        """Counts the answer of an attempt; the status is 0 if none came."""
+
+    def passing(self, forward: Forward, answer: Answer) -> Passing:
+        return Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock)
 
     async def attempt(self, forward: Forward) -> None:
         forward.tries += 1
         forward.error = None
-        name, here = forward.choice.target, forward.here
-        targets: ServerFleet | RegionTargets = self.clusters.targets(forward.cluster) if here else self.regions
+        name, targets = forward.choice.target, self.targets(forward)
         sent = targets.sent(name, forward)
         began_s = self.clock()
         first_byte_s = self.first_byte_s if forward.asked.stream else inf
         try:
             answer = await targets.exchange(name, forward, first_byte_s)
             try:
-                if here:
-                    self.metrics.got_answer(name, answer.status)
+                self.got_answer(forward, answer.status)
                 if answer.status in NO_ROOM:
                     await self._refused(forward, answer, targets)
                     return
-                forward.passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock)
+                forward.passing = self.passing(forward, answer)
                 await forward.passing.run()
                 forward.status = answer.status
             finally:
@@ -100,12 +103,9 @@ class UpstreamKind:
         finally:
             targets.ended(name, sent)
 
-    def _failed(
-        self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: ServerFleet | RegionTargets
-    ) -> None:
+    def _failed(self, forward: Forward, error: Absent | Broke | ConnectionsFull, targets: Targets) -> None:
         name = forward.choice.target
-        if forward.here:
-            self.metrics.got_answer(name, 0)
+        self.got_answer(forward, 0)
         _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.name})
         forward.error = error
         if not isinstance(error, ConnectionsFull):
@@ -116,7 +116,7 @@ class UpstreamKind:
         if not isinstance(error, Absent) or not forward.here:
             forward.exclude.add(name)  # absent targets here get nothing until they are back anyway
 
-    async def _refused(self, forward: Forward, answer: Answer, targets: ServerFleet | RegionTargets) -> None:
+    async def _refused(self, forward: Forward, answer: Answer, targets: Targets) -> None:
         """Stores the refusal, in case no other target has room."""
         fields = answer.fields
         try:
@@ -156,6 +156,45 @@ class UpstreamKind:
     async def wait_change(self, forward: Forward, timeout_s: float) -> None:
         """Keeps all exclusions: a server that failed the request is not asked twice, even if it is back."""
         await self.models.wait_news(timeout_s)
+
+
+class UpstreamKind(ExchangeKind):
+    """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for other people's servers."""
+
+    def __init__(
+        self,
+        models: ServedModels,
+        clusters: UpstreamClusters,
+        regions: RegionTargets,
+        metrics: UpstreamMetrics,
+        limits: LoopLimits,
+        first_byte_s: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(models, limits, first_byte_s, clock)
+        self.clusters, self.regions, self.metrics = clusters, regions, metrics
+
+    async def place(self, forward: Forward, choice: RoutingChoice) -> PinyonError | None:
+        forward.cluster = ""
+        if choice.where is Where.ADOPTED:
+            forward.cluster = choice.target
+            layer = forward.served.layers.adopted[choice.target][1]
+            target = layer.choose(forward.route.routed, self.clock(), exclude=forward.exclude)
+            choice = RoutingChoice(Where.WAIT) if target is None else RoutingChoice(Where.ADOPTED, target.name)
+        if choice.where is Where.WAIT:
+            return forward.error or forward.served.nobody()
+        forward.choice = choice
+        return None
+
+    def queues(self, forward: Forward) -> bool:
+        return True
+
+    def targets(self, forward: Forward) -> Targets:
+        return self.clusters.targets(forward.cluster) if forward.here else self.regions
+
+    def got_answer(self, forward: Forward, status: int) -> None:
+        if forward.here:
+            self.metrics.got_answer(forward.choice.target, status)
 
 
 def _retry_after_s(fields: list[tuple[bytes, bytes]]) -> float:

@@ -37,8 +37,7 @@ class UpstreamMetrics(DoorMetrics[Forward]):
         self._answers.add((upstream, status // 100))
 
     def ended(self, forward: Forward, outcome: str, now_s: float) -> None:
-        first_s = 0.0 if forward.passing is None else forward.passing.first_s
-        self.count(forward, outcome, now_s, first_s, forward.used, answered=outcome == "answered")
+        self.count(forward, outcome, now_s, forward.first_s, forward.used, answered=outcome == "answered")
 
 
 _GAUGES: tuple[tuple[str, str, Callable[[ServerFleet, Server], float]], ...] = (

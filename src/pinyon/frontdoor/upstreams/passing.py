@@ -4,13 +4,14 @@ reads."""
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
 from pinyon.core.request import Usage
 from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.upstreams.fields import from_server
 from pinyon.http.answer import STREAM, Reply
 from pinyon.openai.format import DONE, error_event, error_object
@@ -23,6 +24,8 @@ EVENT_BYTES: Final = 64 << 10
 TAIL_BYTES: Final = 4 << 10
 """The bytes kept of an answer's end, where the usage stands: in all of OpenAI's objects and streams' last events."""
 TOKENS_MAX: Final = 1 << 40
+SEAM_BYTES: Final = 64
+"""The end of a piece that is looked at again with the next one."""
 _NAMES = (
     ("prompt_tokens", "completion_tokens", "prompt_tokens_details"),
     ("input_tokens", "output_tokens", "input_tokens_details"),
@@ -38,11 +41,15 @@ _decoder = json.JSONDecoder()
 class Passing:
     """One answer on its way."""
 
-    __slots__ = ("_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+    __slots__ = ("_behind", "_clean", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
                  "answer", "events", "first_s", "is_stream")  # fmt: skip
 
-    def __init__(self, answer: Answer, reply: Reply, rates: bytes, clock: Clock) -> None:
-        """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits."""
+    def __init__(
+        self, answer: Answer, reply: Reply, rates: bytes, clock: Clock, clean: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits. All events,
+        and an answer that is passed on as a whole, go through ``clean``; a longer answer must not need it."""
+        self._clean = clean
         self.answer = answer
         self._reply = reply
         self._clock = clock
@@ -91,7 +98,7 @@ class Passing:
                 self._begin(STREAM)
                 await reply.send(events)
         self._came(data)
-        last = bytes(self._held) + data
+        last = self._cleaned(bytes(self._held) + data)
         self._note(last)
         self._begin(STREAM)
         await reply.end(last)
@@ -103,7 +110,7 @@ class Passing:
                 return True
             self._begin(STREAM)
         else:  # the usual case
-            events = data
+            events = self._cleaned(data)
             self.events += data.count(b"data:")
             self._note(data)
         if self._reply.push(events):
@@ -122,7 +129,7 @@ class Passing:
             end = max(held.rfind(b"\n\n", seen) + 2, held.rfind(b"\n\r\n", seen) + 3)
             if end < 3:  # 2: nothing was found
                 return b""
-        events = bytes(held[:end])
+        events = self._cleaned(bytes(held[:end]))
         del held[:end]
         self._note(events)
         return events
@@ -142,16 +149,30 @@ class Passing:
                 break
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if length <= WHOLE_BYTES and size <= WHOLE_BYTES:
+            body = self._cleaned(body)
             self._note(body)
             reply.whole(answer.status, body, self._kind, self._fields)
             return
         self._begin(length)
-        if body:
-            await reply.send(body)
-        while data := await answer.read():
-            self._note(data)
-            await reply.send(data)
+        data, tail = body, b""
+        while True:
+            if data:
+                self._check(tail + data)
+                tail = data[-SEAM_BYTES:]
+                self._note(data)
+                await reply.send(data)
+            data = await answer.read()
+            if not data:
+                break
         await reply.end(b"")
+
+    def _cleaned(self, data: bytes) -> bytes:
+        return data if self._clean is None else self._clean(data)
+
+    def _check(self, data: bytes) -> None:
+        """Breaks the answer off if a part of it would have to be cleaned."""
+        if self._clean is not None and self._clean(data) is not data:
+            raise Broke("The server's answer holds what no client may see.", begun=True)
 
     def _begin(self, length: int) -> None:
         if not self._reply.begun:

@@ -48,14 +48,33 @@ def read_asked(
 ) -> Asked:
     """Reads a request. Routing keys start from ``secret``; ``default_tokens`` count as generated if the client sets no
     limit; ``large`` if the body :func:`is_large`. Raises :class:`InvalidArgument`."""
+    return read_both(path, content_type, body, secret, default_tokens, large=large)[0]
+
+
+def read_both(
+    path: str,
+    content_type: bytes,
+    body: bytes | bytearray,
+    secret: bytes,
+    default_tokens: int,
+    tenant: str = "",
+    *,
+    large: bool = False,
+) -> tuple[Asked, dict[str, Any] | None]:
+    """Reads a request as :func:`read_asked` does; returns the body's values too, None for a form. The keys are of the
+    ``tenant``, if servers keep tenants apart."""
     if content_type[:10].lower() == b"multipart/":
-        return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN))
+        return Asked(_model_of_form(body), tokens=max(1, len(body) // CHARS_PER_TOKEN)), None
     try:
         values = read_large(body) if large else from_json(body, cache_strings="none")
     except ValueError:
         raise InvalidArgument("The request's body is not valid JSON.") from None
     if type(values) is not dict:
         raise InvalidArgument("The request's body must be a JSON object.")
+    return _asked(path, len(body), values, secret, default_tokens, tenant), values
+
+
+def _asked(path: str, size: int, values: Mapping[str, Any], secret: bytes, default_tokens: int, tenant: str) -> Asked:
     model = values.get("model")
     if model is None:
         model = ""
@@ -63,19 +82,19 @@ def read_asked(
         raise InvalidArgument(f"model must be a string of at most {MODEL_CHARS_MAX} characters.", field="model")
     stream, user = values.get("stream") is True, _user(values)
     if path not in _PROMPTS:
-        return Asked(model, stream, b"", user, tokens=_guess(len(body)))
+        return Asked(model, stream, b"", user, tokens=_guess(size))
     text = prompt_text(values)
     salt = values.get("cache_salt")
-    # A server has one cache for all tenants, so one tenant's requests tell where another's prompt is reused.
-    root = routing_root(model, "", secret, salt) if type(salt) is str else _unsalted_root(model, secret)
+    # Other people's servers have one cache for all tenants, so one's requests tell where another's prompt is reused.
+    root = routing_root(model, tenant, secret, salt) if type(salt) is str else _unsalted_root(model, tenant, secret)
     prompt_tokens = _guess(len(text))
     tokens = prompt_tokens + _limit(values, default_tokens)
     return Asked(model, stream, byte_keys(root, text), user, _priority(values), prompt_tokens, tokens)
 
 
 @lru_cache(maxsize=256)
-def _unsalted_root(model: str, secret: bytes) -> bytes:
-    return routing_root(model, "", secret)
+def _unsalted_root(model: str, tenant: str, secret: bytes) -> bytes:
+    return routing_root(model, tenant, secret)
 
 
 def _guess(size: int) -> int:

@@ -1,0 +1,1 @@
+"""Instances of pinyon that have an OpenAI-compatible server of their own, such as vLLM, as targets of requests."""

@@ -1,0 +1,165 @@
+"""The servers of instances: their connections, the adapters that they list, and how they tokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.frontdoor.instances.clusters import Clusters
+from pinyon.frontdoor.instances.prompts import Prompts
+from pinyon.frontdoor.servers.comparison import differences
+from pinyon.frontdoor.upstreams.server import Server
+from pinyon.frontdoor.upstreams.url import parse_upstreams
+from pinyon.frontdoor.upstreams.watch import discover_models
+from pinyon.placement.instances import InstanceInfo
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
+
+LIST_S: Final = 10.0
+"""The time between two questions for a server's adapters."""
+AGAIN_S: Final = 1.0
+"""The time until a server that did not answer is asked again."""
+
+_log = get_logger("lb.servers")
+
+
+class InstanceServer:
+    """The server of one instance, for as long as the same process is there."""
+
+    def __init__(self, info: InstanceInfo, server: Server) -> None:
+        self.info, self.server = info, server
+        self.adapters: Mapping[str, Mapping[str, Any]] = {}
+        """The adapters that the server lists, by name, as it describes them."""
+        self.compared = False
+        self.differs: Mapping[str, str] = {}
+        """The kinds of prompts of which the server makes other tokens, with where they differ."""
+        self.gone = False
+        self.task: asyncio.Task[None] | None = None
+
+    def ended(self) -> None:
+        """Counts the end of an attempt; the last one at a server that is gone closes it."""
+        self.server.outstanding -= 1
+        self.let_go()
+
+    def let_go(self) -> None:
+        if self.gone and not self.server.outstanding:
+            self.server.close()
+
+
+class InstanceServers:
+    """The servers of all instances of ``clusters``: :meth:`update` at each new list → ``close``. The function ``make``
+    makes one of a URL; ``prompts`` are those of the models that have a folder here."""
+
+    def __init__(self, clusters: Clusters, prompts: Mapping[str, Prompts], make: Callable[[Any], Server]) -> None:
+        self._clusters, self._prompts, self._make = clusters, prompts, make
+        self._known: dict[str, InstanceServer] = {}
+        self._refused: set[str] = set()
+        """The URLs that cannot be asked, of instances that are listed now."""
+        self._warned: set[tuple[str, str]] = set()
+        """The models about which somebody was warned, with the subject."""
+
+    def __iter__(self) -> Iterator[InstanceServer]:
+        return iter(self._known.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._known or self._refused)
+
+    def get(self, instance_id: str) -> InstanceServer | None:
+        return self._known.get(instance_id)
+
+    def update(self) -> None:
+        """Takes the instances that are listed now."""
+        listed = {name: info for cluster in self._clusters for name, info in cluster.servers.items()}
+        for name, known in list(self._known.items()):
+            info = listed.get(name)
+            if info is None or (info.boot_id, info.server_url) != (known.info.boot_id, known.info.server_url):
+                self._drop(name, known)
+        self._refused.intersection_update(info.server_url for info in listed.values())
+        for name, info in listed.items():
+            if name not in self._known and info.server_url not in self._refused:
+                self._add(name, info)
+
+    def _add(self, name: str, info: InstanceInfo) -> None:
+        try:
+            (url,) = parse_upstreams(info.server_url)
+        except (InvalidArgument, ValueError):
+            self._refused.add(info.server_url)
+            _log.warning("the server of %s gets no requests: %r is no URL of a server", name, info.server_url[:200])
+            return
+        known = self._known[name] = InstanceServer(info, self._make(url))
+        known.task = asyncio.create_task(self._ask_forever(known), name=f"server of {name}")
+
+    def _drop(self, name: str, known: InstanceServer) -> None:
+        del self._known[name]
+        if known.task is not None:
+            known.task.cancel()
+        known.gone = True
+        known.let_go()
+
+    async def close(self) -> None:
+        known = list(self._known.values())
+        self._known.clear()
+        await ended(*[each.task for each in known])
+        for each in known:
+            each.server.close()
+
+    # -- what they serve
+
+    def base_of(self, adapter: str) -> str:
+        """Returns the model that has this adapter at some server; empty if none has it."""
+        return next((each.info.model for each in self if adapter in each.adapters), "")
+
+    def lacking(self, model: str, adapter: str) -> set[str]:
+        """Returns the instances of the model that do not list this adapter."""
+        return {name for name, each in self._known.items() if each.info.model == model and adapter not in each.adapters}
+
+    def described(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the adapters of all servers by name, as OpenAI's interface describes models."""
+        return {name: said for each in self for name, said in each.adapters.items()}
+
+    def differs(self, model: str, kinds: frozenset[str]) -> bool:
+        """Returns whether a server of the model makes other tokens of such prompts than we do."""
+        return any(not kinds.isdisjoint(each.differs) for each in self if each.info.model == model)
+
+    # -- questions
+
+    async def _ask_forever(self, known: InstanceServer) -> None:
+        while True:
+            pause_s = LIST_S
+            try:
+                await self._ask(known)
+            except Unavailable:
+                pause_s = AGAIN_S
+            except Exception:
+                _log.exception("what the server of %s serves is not known", known.info.instance_id)
+            await asyncio.sleep(pause_s)
+
+    async def _ask(self, known: InstanceServer) -> None:
+        model = known.info.model
+        if not known.compared:
+            if (prompts := self._prompts.get(model)) is None:
+                self._warn(model, "folder", "no folder of it is named (--more-models)")
+            elif (found := await differences(known.server, prompts)) is None:
+                self._warn(
+                    model, "unasked", "its servers have no /tokenize, so it is not known if we tokenize as they do"
+                )
+            elif found:
+                known.differs = found
+                said = "; ".join(f"{kind} ({where})" for kind, where in found.items())
+                self._warn(model, "differs", f"{known.server.name} makes other tokens of these prompts: {said}")
+            known.compared = True
+        listed = await discover_models(known.server)
+        if not isinstance(listed, str):
+            known.adapters = {
+                name: {"object": "model", "created": 0, "owned_by": "pinyon", **said, "id": name}
+                for name, said in listed.items()
+                if name != model and model in (said.get("parent"), said.get("root"))
+            }
+
+    def _warn(self, model: str, subject: str, why: str) -> None:
+        if (model, subject) not in self._warned:
+            self._warned.add((model, subject))
+            then = "block keys are used" if subject == "unasked" else "such requests are placed by their text"
+            _log.warning("%s: %s; %s", model, why, then)

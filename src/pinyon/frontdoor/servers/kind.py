@@ -1,0 +1,159 @@
+"""Instances with an OpenAI-compatible server as targets: placed like pinyon's own, and asked by HTTP exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.block_keys import salt_of
+from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import Absent
+from pinyon.frontdoor.instances.kind import InstanceKind
+from pinyon.frontdoor.request_loop import LoopLimits
+from pinyon.frontdoor.servers.body import clean_answer, with_additions
+from pinyon.frontdoor.servers.instance_servers import InstanceServer, InstanceServers
+from pinyon.frontdoor.servers.request import ServerRequest
+from pinyon.frontdoor.upstreams.forward import Forward
+from pinyon.frontdoor.upstreams.kind import ExchangeKind, Targets
+from pinyon.frontdoor.upstreams.passing import Passing
+from pinyon.messages.plan import PLAN_CHARS_MAX, seal_plan
+from pinyon.routing.target import Target
+from pinyon.routing.two_layers import RoutingChoice, Where
+
+Counted = tuple[Target | None, Target | None]
+
+
+class HttpInstanceKind(ExchangeKind):
+    """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for instances with a server. Where they go is
+    decided ``by_keys``, by a conductor if there is one, or else ``by_text``, here. Plans are sealed with ``secret``."""
+
+    def __init__(
+        self,
+        by_keys: InstanceKind,
+        by_text: InstanceKind,
+        servers: InstanceServers,
+        secret: bytes,
+        limits: LoopLimits,
+        first_byte_s: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(by_keys.models, limits, first_byte_s, clock)
+        self._by_keys, self._by_text, self.servers, self.secret = by_keys, by_text, servers, secret
+
+    async def place(self, forward: Forward, choice: RoutingChoice) -> PinyonError | None:
+        assert isinstance(forward, ServerRequest)
+        asks = forward.asks
+        asks.tries = forward.tries
+        self._exclude(forward, choice)
+        try:
+            error = await (self._by_keys if forward.keyed else self._by_text).place(asks, choice)
+        except InvalidArgument:  # it fits nowhere, as far as we know: the server says so, or knows better
+            error = await self._by_text.place(asks, choice)
+        if error is not None:
+            return error
+        assert asks.placement is not None
+        forward.choice = RoutingChoice(choice.where, asks.placement.decode_instance_id)
+        return None
+
+    def _exclude(self, forward: ServerRequest, choice: RoutingChoice) -> None:
+        """Excludes the instances that failed the request or lack its adapter; and, while there are others, those that
+        failed another one lately."""
+        model = forward.asks.model
+        exclude = set(forward.exclude)
+        if forward.adapter:
+            exclude |= self.servers.lacking(model, forward.adapter)
+        clusters, now_s = self._by_keys.clusters, self.clock()
+        cluster = clusters.get(choice.target) if choice.where is Where.ADOPTED else clusters.home
+        if lately := cluster.failures.avoided(now_s):
+            avoided = exclude.union(lately)
+            exclude = avoided if cluster.servable(model, now_s, 1, avoided) else exclude
+        forward.asks.exclude = exclude
+
+    def queues(self, forward: Forward) -> bool:
+        return not forward.exclude
+
+    def targets(self, forward: Forward) -> Targets:
+        assert isinstance(forward, ServerRequest)
+        return _Attempt(self, forward)
+
+    def passing(self, forward: Forward, answer: Answer) -> Passing:
+        return Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean_answer)
+
+    async def attempt(self, forward: Forward) -> None:
+        await super().attempt(forward)
+        if forward.error is not None:
+            forward.exclude.add(forward.choice.target)
+
+    def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
+        assert isinstance(forward, ServerRequest)
+        return forward.error or self._by_keys.nobody(forward.asks, error)
+
+    async def wait_change(self, forward: Forward, timeout_s: float) -> None:
+        """Keeps all exclusions, as for other servers."""
+        await self._by_keys.clusters.home.wait_change(timeout_s)
+
+
+class _Attempt:
+    """The target of one attempt, at the instance that was placed; see :class:`Targets`."""
+
+    def __init__(self, kind: HttpInstanceKind, forward: ServerRequest) -> None:
+        assert forward.asks.placement is not None
+        assert forward.asks.placed_by is not None
+        self._kind, self._asks = kind, forward.asks
+        self._placement, self._cluster = forward.asks.placement, forward.asks.placed_by
+        self._known: InstanceServer | None = None
+
+    def sent(self, target: str, forward: Forward) -> Counted:
+        self._known = self._kind.servers.get(target)
+        if self._known is not None:
+            self._known.server.outstanding += 1
+        return self._cluster.begin(self._asks.model, self._placement, forward.route.routed)
+
+    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+        assert isinstance(forward, ServerRequest)
+        if self._known is None:
+            raise Absent("The instance is not there any more.", retry_after_s=1.0)
+        body = with_additions(forward.body, self._plan(forward, self._known), self._salt(forward))
+        return self._known.server.send(forward.url, forward.fields, body, first_byte_s)
+
+    def _plan(self, forward: ServerRequest, known: InstanceServer) -> str:
+        if not forward.planned or known.info.keeps_to_itself:
+            return ""
+        asks = self._asks
+        plan = worker_pb2.Plan(
+            request_id=asks.attempt_id,
+            request_class=asks.class_message,
+            placement=self._placement,
+            no_reuse=asks.terms.no_reuse,
+            traceparent=forward.traceparent,
+        )
+        sealed = seal_plan(plan.SerializeToString(), self._kind.secret)
+        return sealed if len(sealed) <= PLAN_CHARS_MAX else ""
+
+    def _salt(self, forward: ServerRequest) -> str:
+        whose = self._asks.request_class
+        if not forward.salted:
+            return ""
+        root = self._cluster.namespace(self._asks.model, whose.tenant, whose.cache_salt)
+        if root is None:
+            raise Absent("The instance is not there any more.", retry_after_s=1.0)
+        return salt_of(root)
+
+    def answered(self, target: str, began_s: float) -> None:
+        self._cluster.failures.succeeded(target, began_s)
+
+    def failed(self, target: str, *, absent: bool = False) -> None:
+        self._cluster.failures.failed(target, self._kind.clock())
+
+    def refused(self, model: str, target: str, rest_s: float) -> None:
+        """Does nothing: the request goes elsewhere, and the conductor knows by reports how busy the instance is."""
+
+    def ended(self, target: str, sent: Counted) -> None:
+        """Ends the attempt everywhere, at the conductor too: not every instance reports that."""
+        self._cluster.end(sent)
+        if self._known is not None:
+            self._known.ended()
+        self._cluster.conductor.release(self._asks.attempt_id)
+        self._kind.models.tell()

@@ -1,0 +1,27 @@
+"""The state of one request for an instance's server."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.upstreams.forward import Forward
+
+
+class ServerRequest(Forward):
+    """The state of one request: an exchange with a server, for which an instance is placed as for other requests. The
+    reader of the body sets what is declared here."""
+
+    target_fact: ClassVar[str] = "instance"
+    __slots__ = ("adapter", "asks", "keyed", "planned", "salted")
+
+    asks: Request
+    """The request as a conductor is asked about it."""
+    keyed: bool
+    """True if ``asks`` has the prompt's tokens and block keys; otherwise the prompt's text decides, here."""
+    adapter: str
+    """The adapter that the instance must list; empty for none."""
+    planned: bool
+    """True if a plan goes with the body, for an instance that understands it."""
+    salted: bool
+    """True if the server's cache must keep the request apart."""
