@@ -22,7 +22,7 @@ COMPILED = (
     *(f"messages/{name}.py" for name in ("orders", "placement", "prefill_report", "request_class", "sampling")),
     *(f"model/{name}.py" for name in ("detokenizer", "markers", "merges", "word_table", "word_tokens")),
     "store/objects.py",
-    *(f"runtime/{name}.py" for name in ("deadlines", "log_lines", "outgoing", "tally", "telemetry")),
+    *(f"runtime/{name}.py" for name in ("deadlines", "ledger", "log_lines", "outgoing", "tally", "telemetry")),
     *(f"runtime/http2/{name}.py" for name in ("wire", "stream", "connection")),
     *(f"transfer/{name}.py" for name in ("small", "submissions")),
     *(f"transfer/chains/{name}.py" for name in ("batch", "slicing")),
@@ -95,7 +95,7 @@ SERVICES = (
         for name in (
             *("metrics", "report", "decode/*", "engines/checks", "engines/instant"),
             *("engines/paced", "engines/uniform", "instance/engine_loop", "instance/parts", "instance/step_members"),
-            *("kv/cache", "orders/abort", "orders/ledger"),
+            *("kv/cache", "orders/abort"),
             *("prefill/job", "prefill/prefills"),
         )
     ),
