@@ -17,6 +17,8 @@ from launch.process import await_ready
 from launch.vllm import VllmServer
 from pinyon.core.errors import Unavailable
 
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = ""
@@ -42,7 +44,9 @@ def model() -> Path:
 @pytest.fixture(scope="session")
 def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A suite with two vLLM servers, a store node, a conductor and a load balancer."""
-    spec = ClusterSpec(prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=512)
+    spec = ClusterSpec(
+        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=512, extra={"vllm": TOOLS}
+    )
     with LocalCluster(spec, tmp_path_factory.mktemp("suite")) as cluster:
         yield cluster
 
@@ -55,7 +59,7 @@ def servers(suite: LocalCluster) -> list[VllmServer]:
 @pytest.fixture(scope="session")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A vLLM server that knows nothing of the suite."""
-    with serving(model, tmp_path_factory.mktemp("alone")) as server:
+    with serving(model, tmp_path_factory.mktemp("alone"), more=TOOLS) as server:
         yield server
 
 

@@ -45,8 +45,15 @@ class Count:
 class Soak:
     """Callers, and one thread that injects faults; all choices follow from the seed."""
 
-    def __init__(self, urls: list[str], expected: dict[str, tuple[int, ...]], seed: int, aborts: float = 0.15) -> None:
-        self._urls = urls
+    def __init__(
+        self,
+        urls: list[str],
+        expected: dict[str, tuple[int, ...]],
+        seed: int,
+        aborts: float = 0.15,
+        tokens: int = TOKENS,
+    ) -> None:
+        self._urls, self._tokens = urls, tokens
         self._expected = expected
         self._rng = random.Random(seed)
         self._aborts = aborts
@@ -98,7 +105,7 @@ class Soak:
                 continue
             began = time.monotonic()
             try:
-                told = ask(url, prompt, TOKENS)
+                told = ask(url, prompt, self._tokens)
             except (OSError, RuntimeError, http.client.HTTPException) as error:
                 with self._lock:
                     self.count.errors[str(error)[:120] or type(error).__name__] += 1

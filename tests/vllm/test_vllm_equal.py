@@ -1,0 +1,144 @@
+"""Through load balancer, conductor and pool, two vLLM servers answer as one alone does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.process import Process
+from launch.vllm import START_S, VllmServer
+from tests.vllm import soak
+from tests.vllm.ask import ask, counter, get, post, prompts
+
+SEED = 41
+PROMPTS = 200
+TOKENS = 12
+SOAK_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def expected(alone: VllmServer) -> dict[str, tuple[int, ...]]:
+    print(f"seed {SEED}")
+    return {prompt: ask(alone.url, prompt, TOKENS).tokens for prompt in prompts(SEED, PROMPTS)}
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_tokens_are_those_of_one_server_alone(
+    suite: LocalCluster, servers: list[VllmServer], expected: dict[str, tuple[int, ...]], at_once: int
+) -> None:
+    with ThreadPoolExecutor(at_once) as callers:
+        told = list(callers.map(lambda prompt: ask(suite.http, prompt, TOKENS).tokens, expected))
+    assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
+    served = [counter(server.url, "vllm:request_success_total") for server in servers]
+    assert all(served), "both have served"
+    reused = [counter(server.url, "vllm:prefix_cache_hits_total") for server in servers]
+    assert sum(reused) > 0
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 9}, "ok": {"type": "boolean"}},
+    "required": ["age", "ok"],
+    "additionalProperties": False,
+}
+ASKED = [{"role": "system", "content": "Short."}, {"role": "user", "content": "How is the weather in Łódź?"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [WEATHER]},
+        {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}, "max_tokens": 60},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, "max_tokens": 60},
+        {"logprobs": True, "top_logprobs": 2},
+        {"n": 2, "temperature": 0.7, "seed": 3},
+        {"stop": ["e"], "max_tokens": 40},
+    ],
+    ids=["chat", "tools", "named tool", "json schema", "logprobs", "n", "stop"],
+)
+def test_a_chat_is_answered_as_by_vllm_alone(suite: LocalCluster, alone: VllmServer, fields: dict[str, Any]) -> None:
+    body = {"model": "tiny", "messages": ASKED, "temperature": 0, "max_tokens": 12, **fields}
+    own = post(alone.url, "/v1/chat/completions", body)
+    told = post(suite.http, "/v1/chat/completions", body)
+    assert _said(told) == _said(own)
+    assert not told.get("kv_transfer_params")
+
+
+def _said(answer: dict[str, Any]) -> Any:
+    """Returns an answer without what differs between two of the same server."""
+    made_up = ("id", "created", "prompt_token_ids", "system_fingerprint", "kv_transfer_params", "prompt_tokens_details")
+    text = json.dumps(answer, sort_keys=True)
+    for choice in answer["choices"]:
+        for call in choice["message"].get("tool_calls") or ():
+            text = text.replace(json.dumps(call["id"]), '"call"')
+    return _without(json.loads(text), made_up)
+
+
+def _without(value: Any, names: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without(each, names) for name, each in value.items() if name not in names}
+    return [_without(each, names) for each in value] if isinstance(value, list) else value
+
+
+def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster) -> None:
+    prompt = prompts(SEED, 1)[0]
+    import http.client
+    from urllib.parse import urlsplit
+
+    connection = http.client.HTTPConnection(urlsplit(suite.http).netloc, timeout=60)
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    headers = {"content-type": "application/json", "x-request-id": "shown"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    assert connection.getresponse().status == 200
+    connection.close()
+    for command, words in (
+        (["explain", "shown"], ["mixed-", "first token"]),
+        (["top", "--once"], ["mixed-0", "mixed-1", "tiny"]),
+        (["instances"], ["mixed-0", "mixed-1"]),
+    ):
+        shown = subprocess.run(
+            [sys.executable, "-m", "pinyon.cli", *command, "--conductor", suite.conductor],
+            capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "200"},
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+        for word in words:
+            assert word in shown.stdout, f"{command}: {word!r} is not in\n{shown.stdout}"
+    page = get(f"http://{suite.services['conductor'].endpoints['metrics']}", "/metrics")
+    assert 'pinyon_conductor_placements_total{result="placed"}' in page
+
+
+def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, expected: dict[str, tuple[int, ...]]) -> None:
+    spec = ClusterSpec(
+        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=64, extra={"vllm": soak.TINY_KV}
+    )
+    known = dict(list(expected.items())[:60])
+    with LocalCluster(spec) as cluster:
+        servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
+        faults: list[tuple[str, Process]] = [
+            (kind, process)
+            for process in (*cluster.of_kind("kvstore"), *cluster.of_kind("conductor"))
+            for kind in ("kill", "freeze")
+        ]
+        faults += [("freeze", server) for server in servers]
+        count = soak.Soak([cluster.http], known, SEED, tokens=TOKENS).run(SOAK_S, faults, START_S)
+        print(count)
+        assert count.equal > 50
+        assert not count.different
+        assert not count.errors
+        soak.at_rest(cluster, servers)
+        assert sum(counter(server.url, "vllm:num_preemptions_total") for server in servers)
