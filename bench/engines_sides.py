@@ -1,0 +1,183 @@
+"""The front ends that are measured beside each other before real vLLM servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+from bench.peers import peer_python
+from bench.router_sides import LEVELS, PEERS, _free_port, _until_healthy
+from launch import vllm
+from launch.cluster import ClusterSpec, LocalCluster
+from launch.ports import HeldPorts
+from launch.process import ServiceProcess, await_ready, end_all
+from launch.vllm import VllmServer
+
+START_S = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
+COUNTERS = {
+    "tokens": "vllm:prefix_cache_queries_total",
+    "local": "vllm:prefix_cache_hits_total",
+    "loaded": "vllm:external_prefix_cache_hits_total",
+}
+
+
+@dataclass
+class Side:
+    """A front end at ``url``, the processes that it is made of, and the servers behind it."""
+
+    name: str
+    url: str
+    pids: list[int]
+    servers: list[VllmServer]
+
+    def forget(self) -> None:
+        """Empties the servers' own prefix caches."""
+        for server in self.servers:
+            urlopen(Request(f"{server.url}/reset_prefix_cache", method="POST"), timeout=30).read()
+
+    def hits(self) -> dict[str, float]:
+        """Returns the sums of vLLM's own counters."""
+        found = dict.fromkeys(COUNTERS, 0.0)
+        for server in self.servers:
+            with urlopen(f"{server.url}/metrics", timeout=30) as answer:
+                for line in answer.read().decode().splitlines():
+                    for name, counter in COUNTERS.items():
+                        if line.startswith(counter):
+                            found[name] += float(line.rsplit(" ", 1)[1])
+        return found
+
+    def cpu_s(self) -> float:
+        """Returns the CPU time of all that is not vLLM."""
+        return sum(map(_cpu_s, self.pids))
+
+    def server_cpu_s(self) -> float:
+        """Returns the CPU time of vLLM's processes."""
+        groups = {server.pid for server in self.servers}
+        total = 0.0
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if os.getpgid(int(entry.name)) in groups:
+                        total += _cpu_s(int(entry.name))
+        return total
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+@contextlib.contextmanager
+def two_servers(model: Path, more: Sequence[str], folder: Path) -> Iterator[list[VllmServer]]:
+    """Runs two vLLM servers that publish their KV events, and know nothing of us."""
+    with HeldPorts() as ports:
+        servers = []
+        for number in range(2):
+            events, replay, port = (ports.take("127.0.0.1") for _ in range(3))
+            config = (
+                f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{events}",'
+                f'"replay_endpoint":"tcp://*:{replay}"}}'
+            )
+            name = f"plain-{number}"
+            server = VllmServer(
+                name, model, model.name, "127.0.0.1", port, None, folder / f"{name}.log",
+                (*more, "--kv-events-config", config),
+            )  # fmt: skip
+            server.endpoints_of_events = (events, replay)  # type: ignore[attr-defined]
+            servers.append(server)
+            server.spawn()
+        try:
+            await_ready(servers, time.monotonic() + 2 * vllm.START_S)
+            yield servers
+        finally:
+            for server in servers:
+                server.kill()
+
+
+@contextlib.contextmanager
+def router_side(policy: str, servers: list[VllmServer], folder: Path) -> Iterator[Side]:
+    """Runs vllm-router with one of its policies."""
+    requirement, module = PEERS["vllm_router"]
+    port, metrics = _free_port(), _free_port()
+    python = str(peer_python(requirement, module))
+    command = [
+        python, "-m", f"{module}.launch_router", "--host", "127.0.0.1", "--port", str(port),
+        "--prometheus-port", str(metrics), "--policy", policy, "--log-level", LEVELS["vllm_router"],
+        "--worker-urls", *[server.url for server in servers],
+    ]  # fmt: skip
+    with (folder / f"{policy}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _until_healthy(f"http://127.0.0.1:{port}/health")
+        yield Side(policy, f"http://127.0.0.1:{port}", [process.pid], servers)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def upstream_side(servers: list[VllmServer], folder: Path) -> Iterator[Side]:
+    upstream = ",".join(server.url for server in servers)
+    with _services(folder, ("lb", "services.lb", ["--upstream", upstream, *_LB])) as (lb,):
+        yield _ready(Side("upstream", f"http://{lb.endpoints['http']}", [lb.pid], servers))
+
+
+@contextlib.contextmanager
+def conductor_side(servers: list[VllmServer], model: Path, folder: Path) -> Iterator[Side]:
+    """Runs a conductor, a load balancer, and an agent beside each server."""
+    with _services(folder, ("conductor", "services.conductor", [])) as (conductor,):
+        joins = ["--conductor", conductor.endpoints["grpc"]]
+        agents = []
+        for server in servers:
+            events, replay = server.endpoints_of_events  # type: ignore[attr-defined]
+            feeds = ["--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}"]
+            agents.append((f"agent-{server.name}", "services.agent", [*joins, *feeds, "--server", server.url]))
+        lb = ("lb-agent", "services.lb", [*joins, "--model", str(model), "--served-model-name", model.name, *_LB])
+        with _services(folder, lb, *agents) as made:
+            yield _ready(
+                Side(
+                    "agent",
+                    f"http://{made[0].endpoints['http']}",
+                    [conductor.pid, *(each.pid for each in made)],
+                    servers,
+                )
+            )
+
+
+@contextlib.contextmanager
+def pool_side(model: Path, more: Sequence[str], folder: Path) -> Iterator[Side]:
+    spec = ClusterSpec(
+        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=2048, log_level="warning",
+        extra={"vllm": tuple(more)},
+    )  # fmt: skip
+    with LocalCluster(spec, folder / "pool") as cluster:
+        servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
+        pids = [each.pid for each in cluster.processes if not isinstance(each, VllmServer)]
+        yield Side("pool", cluster.http, pids, servers)
+
+
+_LB = ["--http-listen", "127.0.0.1:0", "--log-level", "warning", "--drain-s", "0", "--lame-duck-s", "0"]
+
+
+@contextlib.contextmanager
+def _services(folder: Path, *wanted: tuple[str, str, list[str]]) -> Iterator[list[ServiceProcess]]:
+    made = [ServiceProcess(name, module, options, folder / f"{name}.log") for name, module, options in wanted]
+    try:
+        for process in made:
+            process.spawn()
+        await_ready(made, time.monotonic() + START_S)
+        yield made
+    finally:
+        end_all(made, 5.0)
+
+
+def _ready(side: Side) -> Side:
+    _until_healthy(f"{side.url}/health/ready")
+    return side
