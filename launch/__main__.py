@@ -107,7 +107,7 @@ def _show_services(console: Console, services: Iterable[ServiceProcess], title: 
     table = Table(*columns, title=title, title_justify="left")
     for service in services:
         others = " ".join(f"{key}={value}" for key, value in sorted(service.endpoints.items()) if key != "grpc")
-        table.add_row(prefix + service.name, str(service.pid), service.endpoints["grpc"], others)
+        table.add_row(prefix + service.name, str(service.pid), service.endpoints.get("grpc", ""), others)
     console.print(table)
 
 

@@ -48,6 +48,8 @@ class Agent:
     held: EngineBlocks | None = None
     session: ReportSession | None = None
     """The session with the conductor while the server lives."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """The paths of the adapters that the server lists, by name."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
 
     async def run(self) -> None:
@@ -77,6 +79,7 @@ class Agent:
         name = settings.model or next((name for name, each in models.items() if not each.get("parent")), "")
         if name not in models:
             raise Unavailable(f"it does not list the model {name!r}")
+        self.adapters = {each: str(said.get("root") or "") for each, said in models.items() if said.get("parent")}
         page = await self._get(b"/metrics") or b""
         size, blocks = read_cache(page)
         if not (settings.block_tokens or size):
@@ -105,7 +108,8 @@ class Agent:
         assert layout is not None
         start = partial(namespace, info.model_fingerprint, layout.layout_id, "", self.secret)
         # Twice the blocks that there are: events that mean something else would make the tables grow.
-        held = EngineBlocks(start, layout.block_tokens, 2 * info.capacity_blocks or COPIES_MAX, self.counts)
+        copies_max = 2 * info.capacity_blocks or COPIES_MAX
+        held = EngineBlocks(start, layout.block_tokens, copies_max, self.counts, self.adapters)
         report = ServerReport(kind, info.capacity_blocks, held)
         session = ReportSession(settings.conductor, info, report, connect=self.connect)
         feed = EventFeed(held, settings.events, settings.replay, settings.topic, session.wake)

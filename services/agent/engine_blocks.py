@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class EngineBlocks:
     block_tokens: int
     copies_max: int
     counts: dict[str, int]
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The paths of adapters, by name."""
     changes: KeyChanges = field(default_factory=KeyChanges)
     _keys: dict[BlockHash, BlockKey] = field(default_factory=dict)
     _copies: dict[BlockKey, int] = field(default_factory=dict)
@@ -111,7 +113,8 @@ class EngineBlocks:
             key = self._keys.get(event.parent)
         else:
             key = root_of_salt(event.salt) or self.start(event.salt)
-            key = variant(key, "lora", event.lora) if event.lora else key
+            path = self.adapters.get(event.lora, "")
+            key = variant(key, "lora", f"{event.lora}\0{path}") if event.lora else key
         size, hashes = 4 * self.block_tokens, event.hashes[: event.plain]
         if key is None or event.block_tokens != self.block_tokens or len(event.tokens) != size * len(event.hashes):
             hashes = []

@@ -17,13 +17,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def guarded(make_answer: Callable[[], Any]) -> Callable[[Method], Method]:
-    """Returns a decorator: an exception is logged, and ``make_answer`` makes the answer instead."""
+    """Returns a decorator: ``make_answer`` makes the answer after an exception, which is logged, and before the side
+    of the connector is there."""
 
     def around(method: Method) -> Method:
         @functools.wraps(method)
         def call(self: PinyonConnector, *args: Any, **kwargs: Any) -> Any:
             try:
-                return method(self, *args, **kwargs)
+                return make_answer() if self._parts.side is None else method(self, *args, **kwargs)
             except Exception:
                 self._parts.failed(method.__name__)
                 return make_answer()
@@ -35,6 +36,12 @@ def guarded(make_answer: Callable[[], Any]) -> Callable[[Method], Method]:
 
 def _nothing() -> None:
     return None
+
+
+def _no_jobs() -> Any:
+    from pinyon.vllm.jobs import StepJobs
+
+    return StepJobs()
 
 
 class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not there where types are checked
@@ -63,45 +70,55 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     # -- the scheduler's side
 
-    @guarded(_nothing)
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._parts.bind(gpu_block_pool)
 
-    @guarded(_nothing)
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self._parts.begin(list(metadata.values()))
 
-    @guarded(_nothing)
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         self._parts.begin(list(metadata.values()))
 
     @guarded(_nothing)
     def on_new_request(self, request: Any) -> None:
-        self._parts.arrived(request)
+        self._parts.side.arrived(request)
 
     @guarded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._parts.matched(request, num_computed_tokens)  # type: ignore[no-any-return]
+        return self._parts.side.matched(request, num_computed_tokens)  # type: ignore[no-any-return]
 
     @guarded(_nothing)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._parts.allocated(request, blocks, num_external_tokens)
+        try:
+            self._parts.side.allocated(request, blocks, num_external_tokens)
+        except Exception:  # the request waits for a load, and would wait for ever
+            self._parts.side.not_allocated(request, blocks, num_external_tokens)
+            raise
 
+    @guarded(_no_jobs)
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        return self._parts.step(scheduler_output)
+        try:
+            return self._parts.side.step(scheduler_output)
+        except Exception:  # jobs that were made before go on
+            self._parts.failed("build_connector_meta")
+            return self._parts.side.take_jobs()
 
     @guarded(_nothing)
     def update_connector_output(self, connector_output: Any) -> None:
-        self._parts.news(connector_output)
+        self._parts.side.news(connector_output)
 
     @guarded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        self._parts.ended(request)
+        self._parts.side.ended(request)
         return False, None
 
     @guarded(lambda: False)
     def has_pending_push_work(self) -> bool:
-        return self._parts.saving  # type: ignore[no-any-return]
+        return self._parts.side.saving  # type: ignore[no-any-return]
+
+    @guarded(lambda: False)
+    def has_pending_block_frees(self) -> bool:
+        return self._parts.side.saving  # type: ignore[no-any-return]
 
     @guarded(lambda: False)
     def reset_cache(self) -> bool | None:
@@ -157,6 +174,5 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     # -- both
 
-    @guarded(_nothing)
     def shutdown(self) -> None:
         self._parts.close()

@@ -20,7 +20,9 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Blocks ``[first, first + len(keys))`` of a prompt to be fetched into vLLM's blocks of the numbers ``blocks``."""
+    """Blocks ``[first, first + len(keys))`` of a prompt to be fetched into vLLM's blocks of the numbers ``blocks``.
+
+    A job without keys fails at once."""
 
     job_id: int
     request_id: str

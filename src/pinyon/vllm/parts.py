@@ -16,6 +16,8 @@ from pinyon.vllm.settings import VllmSettings, load_vllm_settings
 
 TRIED = ("0.32",)
 """The minor versions of vLLM that the tests were run with."""
+NOT_WHOLE = ("Mamba", "SlidingWindow", "ChunkedLocal")
+"""Kinds of KV whose blocks are given up, or change, while the prompt goes on."""
 FAILURES_EVERY_S = 10.0
 
 _log = get_logger("vllm")
@@ -36,6 +38,13 @@ class ConnectorParts:
                 f"this model has {len(groups)} groups of KV ({kinds}), and only models with one are supported: serve "
                 "it without the connector, with the agent beside it"
             )
+        kind = type(groups[0].kv_cache_spec).__name__
+        if any(word in kind for word in NOT_WHOLE):
+            raise InvalidArgument(f"this model's KV is of the kind {kind}: a block does not stay for a whole prompt")
+        parallel = vllm_config.parallel_config
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+            if getattr(parallel, name, 1) > 1:
+                raise InvalidArgument(f"{name} of more than 1 is not supported: a block's KV is spread over ranks")
         if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
             raise InvalidArgument(
                 'give "kv_load_failure_policy": "recompute" in --kv-transfer-config, or requests fail where a block '
@@ -43,7 +52,6 @@ class ConnectorParts:
             )
         self.group = groups[0]
         self.security: Security = load_security(self.settings, "worker")
-        parallel = vllm_config.parallel_config
         self.ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self.data_rank: int = parallel.data_parallel_rank
         self.clock = time.monotonic

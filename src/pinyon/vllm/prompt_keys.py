@@ -22,7 +22,8 @@ class KeySpace:
         """Returns where the request's chain starts: a load balancer's salt names the tenant's root."""
         salt = request.cache_salt or ""
         root = root_of_salt(salt) or namespace(self.fingerprint, self._layout_id, "", self._secret, salt)
-        return variant(root, "lora", request.lora_request.lora_name) if request.lora_request else root
+        adapter = request.lora_request
+        return variant(root, "lora", f"{adapter.lora_name}\0{adapter.lora_path}") if adapter else root
 
 
 class PromptKeys:

@@ -33,7 +33,7 @@ class EngineReport:
         left = sum(max(0, each.times.prompt_tokens - each.times.last_tokens) for each in prompts)
         free = pool.get_num_free_blocks() if pool is not None else 0
         total = len(pool.blocks) - 1 if pool is not None else 0
-        tbt_ms, batch, kv_tokens = side.times.ledger.token_times.take(idle=not running)
+        tbt_ms, batch, kv_tokens = side.times.take_token_times()
         return InstanceLoad(
             pending_requests=waiting,
             running_requests=running,
@@ -51,7 +51,7 @@ class EngineReport:
         )
 
     def news(self) -> conductor_pb2.ReportSessionRequest:
-        return self._side.times.ledger.take()
+        return self._side.times.take()
 
     def decoding(self) -> Sequence[str]:
         return [each.times.placed_as for each in list(self._side.prompts.values()) if each.times.placed_as]

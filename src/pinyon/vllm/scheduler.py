@@ -29,7 +29,7 @@ from pinyon.vllm.times import RequestTimes, Times
 COUNTED = {
     "loaded_blocks": "Blocks that came from the KV store or from peers",
     "load_failures": "Loads of which a block did not come",
-    "saved_blocks": "Blocks that were offered to the KV store",
+    "offered_blocks": "Blocks that were offered to the KV store",
     "unsaved_blocks": "Blocks that were not, as too many waited",
     "late_looks": "Questions to the KV store that were not answered in time",
 }
@@ -64,6 +64,8 @@ class EnginePrompt:
     look_until_s: float = 0.0
     offer: tuple[int, int, tuple[FetchSpan, ...]] = (0, 0, ())
     """First block, number of blocks, and sources that were offered to vLLM last."""
+    valid: int = 0
+    """The number of leading blocks with their content when blocks are handed out."""
     loading: LoadJob | None = None
     table: list[int] = field(default_factory=list)
     """vLLM's blocks of the request."""
@@ -101,10 +103,12 @@ class SchedulerSide:
         """Held while :attr:`cached` changes, or is read by another thread."""
         self._jobs = itertools.count(1)
         self._loading: dict[int, tuple[LoadJob, list[Any]]] = {}
-        """The loads that no rank has reported, with vLLM's blocks."""
+        """The loads that not all ranks have reported, with vLLM's blocks."""
         self._pinned: dict[int, tuple[list[Any], int]] = {}
         """The save jobs that are not done: vLLM's blocks, and the ranks that have not reported."""
         self._pinned_blocks = 0
+        self._invalid: set[int] = set()
+        """The targets of loads that a rank could not load."""
         self._refused: set[str] = set()
         """Requests whose load has failed: they are computed, or the question would come again for ever."""
         self._next = StepJobs()
@@ -168,6 +172,7 @@ class SchedulerSide:
         if prompt is None or not prompt.reuses or request.request_id in self._refused:
             return nothing
         first, end = computed_tokens // size, (request.num_tokens - 1) // size
+        prompt.valid = first
         if first >= end or prompt.loading is not None:
             return nothing
         spans = cut(prompt.planned, first, end)
@@ -192,11 +197,15 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Makes a load job, if vLLM has taken up the offer."""
         prompt = self.prompts.get(request.request_id)
-        if prompt is None or external_tokens <= 0 or prompt.loading is not None:
+        if prompt is None or prompt.loading is not None:
+            return
+        (ids,) = blocks.get_block_ids()
+        with self.lock:
+            self._given(self._next, ids[prompt.valid :])  # another connector may load into them
+        if external_tokens <= 0:
             return
         first, count, spans = prompt.offer
         count = min(count, external_tokens // self._space.block_tokens)
-        (ids,) = blocks.get_block_ids()
         targets = list(ids[first : first + count])
         spans = cut(spans, first, first + count)
         keys = prompt.keys.upto(first + count)[first : first + count]
@@ -205,18 +214,27 @@ class SchedulerSide:
             prompt.request_class, prompt.traceparent,
         )  # fmt: skip
         prompt.loading = job
-        pinned = self._pin(targets)
-        self._loading[job.job_id] = job, pinned
-        with self.lock:
-            self._given(self._next, targets)
+        self._loading[job.job_id] = job, self._pin(targets)
         self._next.loads.append(job)
         prompt.times.load_begun(self._clock())
 
+    def not_allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Makes a load that fails, for a request that waits for one which could not be made."""
+        if external_tokens > 0:
+            (ids,) = blocks.get_block_ids()
+            self._refused.add(request.request_id)
+            self._next.loads.append(LoadJob(0, request.request_id, 0, [], list(ids), ()))
+
     # -- once a step
 
-    def step(self, output: Any) -> StepJobs:
-        """Returns the jobs of the step that vLLM has just planned."""
+    def take_jobs(self) -> StepJobs:
+        """Returns the jobs that wait for a step."""
         jobs, self._next = self._next, StepJobs()
+        return jobs
+
+    def step(self, output: Any) -> StepJobs:
+        """Returns the jobs of the step that vLLM has just planned; after an exception :meth:`take_jobs` has some."""
+        jobs = self._next
         now_s, size = self._clock(), self._space.block_tokens
         scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         begun: list[tuple[RequestTimes, int, int]] = []
@@ -240,10 +258,11 @@ class SchedulerSide:
                     begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
-        self.times.step(now_s, begun)
+        if begun:
+            self.times.step(now_s, begun)
         if self.cached.changes:
             self._wake()
-        return jobs
+        return self.take_jobs()
 
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""
@@ -297,9 +316,10 @@ class SchedulerSide:
             for loaded in news.loaded:
                 self._loaded_at_a_rank(loaded)
             self.failed_sources = news.failed_sources
-        invalid = output.invalid_block_ids or ()
+        if self._loading:  # ranks end a load in different steps
+            self._invalid.update(output.invalid_block_ids or ())
         for name in output.finished_recving or ():
-            self._received(name, invalid)
+            self._received(name)
 
     def _saved(self, job_id: int, ranks: int) -> None:
         blocks, left = self._pinned.get(job_id, ([], 0))
@@ -308,7 +328,7 @@ class SchedulerSide:
         elif left:
             del self._pinned[job_id]
             self._pinned_blocks -= len(blocks)
-            self.counts["saved_blocks"] += len(blocks)
+            self.counts["offered_blocks"] += len(blocks)
             self.pool.free_blocks(reversed(blocks))
 
     def _loaded_at_a_rank(self, loaded: Loaded) -> None:
@@ -316,13 +336,14 @@ class SchedulerSide:
         if entry is not None and (prompt := self.prompts.get(entry[0].request_id)) is not None:
             prompt.times.loaded(loaded)
 
-    def _received(self, name: str, invalid: Any) -> None:
+    def _received(self, name: str) -> None:
         """Ends a load, when every rank has reported."""
         job_id = next((number for number, (job, _) in self._loading.items() if job.request_id == name), 0)
         if not job_id:
             return
         job, blocks = self._loading.pop(job_id)
-        good = next((place for place, block in enumerate(job.blocks) if block in invalid), len(job.blocks))
+        good = next((place for place, block in enumerate(job.blocks) if block in self._invalid), len(job.blocks))
+        self._invalid.difference_update(job.blocks)
         prompt = self.prompts.get(name)
         if good < len(job.blocks):
             self._refused.add(name)
@@ -336,7 +357,7 @@ class SchedulerSide:
         if prompt is None:
             self._refused.discard(name)
             return
-        prompt.loading = None
+        prompt.loading, prompt.valid = None, job.first + good
         prompt.times.load_ended(self._clock(), good, self._space.block_tokens)
 
     def ended(self, request: Any) -> None:
@@ -378,7 +399,7 @@ class SchedulerSide:
             return self.cached.changes.drain()
 
     def snapshot(self) -> list[bytes]:
-        """Returns the keys that vLLM's pool holds now."""
+        """Returns the keys of all blocks that have content, after a look at each in vLLM's pool."""
         with self.lock:
             if self.pool is not None:
                 self.cached.look(self.pool, every=True)

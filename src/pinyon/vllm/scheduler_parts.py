@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import ssl
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from grpc.aio import AioRpcError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from xxhash import xxh3_128
@@ -30,7 +30,7 @@ from pinyon.store.client import StoreClient
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.sync_store import SyncStore
-from pinyon.vllm.jobs import RankFacts, StepJobs
+from pinyon.vllm.jobs import RankFacts
 from pinyon.vllm.parts import ConnectorParts
 from pinyon.vllm.prompt_keys import KeySpace, shard_keys
 from pinyon.vllm.report import EngineReport
@@ -39,6 +39,8 @@ from pinyon.vllm.settings import server_url
 from pinyon.vllm.times import Times
 
 CLOSE_S = 2.0
+SILENT_S = 60.0
+"""The time after which a server that does not answer is worth a warning."""
 HEALTH_S = 0.5
 """The time between two questions whether vLLM's server answers."""
 
@@ -46,32 +48,32 @@ _log = get_logger("vllm")
 
 
 class SchedulerParts(ConnectorParts):
-    """The scheduler's side, once the workers have told what their memory is like; until then nothing is reused."""
+    """The scheduler's side; until the workers have told of their memory nothing is reused."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._config = vllm_config
         self._pool: Any = None
-        self._side: SchedulerSide | None = None
+        self.side: SchedulerSide | None = None
         self._session: ReportSession | None = None
         self._metrics: MetricsServer | None = None
-        self._era = 0
-        """The number of times that all content became void, as after new weights."""
+        self._era = ""
+        """A name that is new whenever all content became void, as after new weights."""
         self._blocks: int = kv_cache_config.num_blocks
         self._waking = False
 
     def bind(self, pool: Any) -> None:
         self._pool = pool
-        if self._side is not None:
-            self._side.bind(pool)
+        if self.side is not None:
+            self.side.bind(pool)
 
     def begin(self, facts: Sequence[RankFacts]) -> None:
         """Starts with what the workers have told."""
         self._facts, settings = facts[0], self.settings
         name = settings.instance_id or f"vllm-{secrets.token_hex(3)}"
         self._instance_id = f"{name}-dp{self.data_rank}" if self.data_rank else name
-        self._fingerprint = model_fingerprint(self._config.model_config, self._config.load_config)
-        layout = self._facts.layout
+        self._fingerprint = model_fingerprint(self._config)
+        layout, self._lends = self._facts.layout, settings.peers and self.ranks == 1
         side = SchedulerSide(
             self._space(), self.ranks, self._look if settings.redis_url else None,
             Times(self._instance_id, layout.block_tokens), self.clock, look_s=settings.look_s,
@@ -80,10 +82,10 @@ class SchedulerParts(ConnectorParts):
         )  # fmt: skip
         self._report = EngineReport(side, self._config.scheduler_config.max_num_seqs)
         self.thread.submit(self._start()).result(CLOSE_S)
-        self._side = side
+        self.side = side
         if self._pool is not None:
             side.bind(self._pool)
-        self._open_session()
+        self.thread.submit(self._register())
         self.thread.submit(self._watch())
         self._show_metrics(side)
 
@@ -138,19 +140,17 @@ class SchedulerParts(ConnectorParts):
             max_context_tokens=model.max_model_len,
             key_secret_id=secret_id(self.security.secret),
             server_url=server_url(self.settings),
+            keeps_to_itself=not self._lends,
         )
 
-    def _open_session(self) -> None:
-        if not self.settings.conductor:
-            return
-        connect = self.security.channels.sessions_to(peer_name(CONDUCTOR))
-
-        async def opened() -> ReportSession:
-            session = ReportSession(self.settings.conductor, self.info(), self._report, connect=connect)
-            session.start()
-            return session
-
-        self._session = self.thread.submit(opened()).result(CLOSE_S)
+    async def _register(self) -> None:
+        """Opens a session with the conductor, in place of the present one."""
+        if self._session is not None:
+            await self._session.close()
+        if self.settings.conductor:
+            connect = self.security.channels.sessions_to(peer_name(CONDUCTOR))
+            self._session = ReportSession(self.settings.conductor, self.info(), self._report, connect=connect)
+            self._session.start()
 
     def _wake(self) -> None:
         """Makes the next report go out soon. Called in each step, so it wakes the loop only if nobody has yet."""
@@ -168,7 +168,7 @@ class SchedulerParts(ConnectorParts):
         """Says that requests may come while vLLM's server answers, which begins after the engine, and nobody drains it.
 
         The worker's process, which people ask to drain, says so by its health."""
-        url, answers = f"{server_url(self.settings)}/health", False
+        url, answers, began_s = f"{server_url(self.settings)}/health", False, self.clock()
         while True:
             try:
                 if not answers:
@@ -177,8 +177,11 @@ class SchedulerParts(ConnectorParts):
                 async with self._channels.use(self._facts.address, BLOCKS_NAME) as channel:
                     said = await HealthStub(channel).Check(HealthCheckRequest(), timeout=1.0)
                 draining = said.status != HealthCheckResponse.SERVING
-            except (OSError, AioRpcError):
+            except Exception as error:  # whatever it is, the server does not answer
                 draining = not answers
+                if draining and self.clock() - began_s > SILENT_S:
+                    began_s = self.clock()
+                    _log.warning("no requests come here, as %s does not answer: %r (is server_url right?)", url, error)
             if draining != self._report.draining:
                 self._report.draining = draining
                 _log.info("%s: %s requests", self._instance_id, "takes no more" if draining else "takes")
@@ -202,56 +205,20 @@ class SchedulerParts(ConnectorParts):
     def _is_registered(self) -> float:
         return float(self._session is not None and self._session.registered.is_set())
 
-    # -- vLLM's calls
-
-    def arrived(self, request: Any) -> None:
-        if self._side is not None:
-            self._side.arrived(request)
-
-    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
-        return (0, False) if self._side is None else self._side.matched(request, computed_tokens)
-
-    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
-        if self._side is not None:
-            self._side.allocated(request, blocks, external_tokens)
-
-    def step(self, output: Any) -> StepJobs:
-        if self._side is None:
-            return StepJobs()
-        try:
-            return self._side.step(output)
-        except Exception:
-            self.failed("build_connector_meta")
-            return StepJobs()
-
-    def news(self, output: Any) -> None:
-        if self._side is not None:
-            self._side.news(output)
-
-    def ended(self, request: Any) -> None:
-        if self._side is not None:
-            self._side.ended(request)
-
-    @property
-    def saving(self) -> bool:
-        return self._side is not None and self._side.saving
-
     def reset(self) -> bool:
         """Makes all content void, here and for this engine in the store: its keys are others from now on."""
-        if self._side is None:
+        if self.side is None:
             return True
-        self._era += 1
-        self._side.forget_all(self._space())
-        if (session := self._session) is not None:
-            self.thread.submit(session.close()).result(CLOSE_S)
-            self._open_session()
+        self._era = secrets.token_hex(4)
+        self.side.forget_all(self._space())
+        self.thread.submit(self._register())
         return True
 
     def close(self) -> None:
         """Tells the conductor that the instance leaves, and ends."""
         if self._metrics is not None:
             self._metrics.close()
-        if self._side is not None:
+        if self.side is not None:
             self.thread.submit(self._stop()).result(2 * CLOSE_S)
 
     async def _stop(self) -> None:
@@ -263,12 +230,14 @@ class SchedulerParts(ConnectorParts):
 
 
 def _get(url: str) -> None:
-    with urlopen(url, timeout=2.0) as answer:
+    context = ssl._create_unverified_context() if url.startswith("https:") else None  # it is asked only if it is up
+    with urlopen(url, timeout=2.0, context=context) as answer:
         answer.read(1024)
 
 
-def model_fingerprint(model: Any, load: Any) -> str:
+def model_fingerprint(config: Any) -> str:
     """Returns a name for the weights and what else changes KV: of a folder by its content, else by its name."""
+    model, load, draft = config.model_config, config.load_config, config.speculative_config
     digest = xxh3_128()
     folder = Path(model.model)
     name = f"{model.model}@{model.revision}"
@@ -280,6 +249,9 @@ def model_fingerprint(model: Any, load: Any) -> str:
         except (PinyonError, OSError) as error:
             _log.warning("%s is known by its path only: %s", folder, error)
     seed = model.seed if load.load_format == "dummy" else None
-    parts = (name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides))
+    parts = (
+        *(name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides)),
+        *(str(config.cache_config.cache_dtype), str(draft and draft.model)),
+    )
     digest.update(json.dumps(parts).encode())
     return digest.hexdigest()

@@ -30,7 +30,7 @@ class VllmSettings(TransferSettings):
         "", "base URL at which load balancers reach vLLM's server; empty: from its --host and --port", max_length=256
     )
     save: bool = setting(True, "put computed blocks into the KV store")
-    peers: bool = setting(True, "let other instances read blocks from this one's memory, and read from theirs")
+    peers: bool = setting(True, "lend blocks to other instances, and read from theirs")
     look_s: float = setting(0.2, "longest time for which a request waits to hear what the KV store has", gt=0, le=10)
     load_s: float = setting(2.0, "time in which blocks must arrive, and a second more for each GiB", gt=0, le=60)
     store_s: float = setting(2.0, "time limit of a put", gt=0, le=60)
@@ -66,7 +66,7 @@ def server_url(settings: VllmSettings, argv: Sequence[str] | None = None) -> str
     if settings.server_url:
         return settings.server_url.rstrip("/")
     argv = sys.argv if argv is None else argv
-    said = {"--host": "", "--port": "8000"}
+    said = {"--host": "", "--port": "8000", "--ssl-certfile": ""}
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name in said:
@@ -74,4 +74,5 @@ def server_url(settings: VllmSettings, argv: Sequence[str] | None = None) -> str
     host = settings.advertise_host or said["--host"]
     if host in ("", "0.0.0.0", "::"):
         host = settings.listen.rpartition(":")[0]
-    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{said['--port']}"
+    scheme = "https" if said["--ssl-certfile"] else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{said['--port']}"

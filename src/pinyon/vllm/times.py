@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,20 +67,34 @@ class _Step:
 
 
 class Times:
-    """The times of an engine: steps from :meth:`step` to :meth:`step_ended`, in that order."""
+    """The times of an engine: steps from :meth:`step` to :meth:`step_ended`, in that order.
+
+    EngineCore's thread tells of them, and the event loop's thread takes what is new."""
 
     def __init__(self, instance_id: str, block_tokens: int) -> None:
         self._instance_id = instance_id
         self._block_tokens = block_tokens
         self._steps: deque[_Step] = deque(maxlen=STEPS_MAX)
         self._ended_s = 0.0
-        self.ledger = Ledger(lambda report: None)
+        self._lock = threading.Lock()
+        self._ledger = Ledger(lambda report: None)
         self.running = 0
         self.kv_tokens = 0
 
     def arrived(self, times: RequestTimes) -> None:
         if times.placed_as:
-            self.ledger.decode_begun(times.placed_as)
+            with self._lock:
+                self._ledger.decode_begun(times.placed_as)
+
+    def take(self) -> conductor_pb2.ReportSessionRequest:
+        """Returns all events since the last call, and forgets them."""
+        with self._lock:
+            return self._ledger.take()
+
+    def take_token_times(self) -> tuple[float, float, float]:
+        """Returns the times between tokens since the last call: see :class:`pinyon.batching.token_times.TokenTimes`."""
+        with self._lock:
+            return self._ledger.token_times.take(idle=not self.running)
 
     def step(self, now_s: float, scheduled: Sequence[tuple[RequestTimes, int, int]]) -> None:
         """Notes a planned step: requests, their tokens with KV before it, and the number of tokens that it computes."""
@@ -89,14 +104,15 @@ class Times:
         for times, computed, tokens in scheduled:
             times.last_tokens = computed + tokens
             kv_tokens += times.last_tokens
-            if times.answered:
-                decodes += 1
+            if times.answered:  # a prompt that is computed again counts as neither
+                decodes += tokens == 1
                 continue
             if not times.begun_s:
                 times.begun_s = now_s
                 times.local_tokens = max(0, computed - times.loaded_tokens)
                 if times.placed_as:
-                    self.ledger.prefill_begun(times.placed_as)
+                    with self._lock:
+                        self._ledger.prefill_begun(times.placed_as)
             prefills.append((times, tokens))
             if times.last_tokens >= times.prompt_tokens:
                 times.answered = True
@@ -110,8 +126,12 @@ class Times:
         step = self._steps.popleft()
         seconds = now_s - max(step.begun_s, self._ended_s)
         self._ended_s = now_s
+        with self._lock:
+            self._step_ended(step, seconds, now_s)
+
+    def _step_ended(self, step: _Step, seconds: float, now_s: float) -> None:
         if step.decodes:
-            self.ledger.token_times.decoded(step.decodes, seconds, step.kv_tokens)
+            self._ledger.token_times.decoded(step.decodes, seconds, step.kv_tokens)
         computed = sum(tokens for _, tokens in step.prefills)
         for times, tokens in step.prefills:
             times.compute_s += seconds * tokens / computed
@@ -135,14 +155,15 @@ class Times:
             conductor_pb2.FetchMeasurement(source_id=source, fetched_bytes=size, fetch_us=round(seconds * 1e6))
             for source, size, seconds in times.spans
         ]
-        self.ledger.prefill_measured(report, sum(size for _, size, _ in times.spans), spans)
-        self.ledger.first_token(times.number, now_s - times.arrived_s, report)
+        self._ledger.prefill_measured(report, sum(size for _, size, _ in times.spans), spans)
+        self._ledger.first_token(times.number, now_s - times.arrived_s, report)
         if times.placed_as:
-            self.ledger.prefill_ended(times.placed_as)
+            self._ledger.prefill_ended(times.placed_as)
 
     def ended(self, times: RequestTimes) -> None:
         """Notes the end of a request, whatever it was."""
         if times.placed_as:
-            if not times.answered:
-                self.ledger.prefill_ended(times.placed_as)
-            self.ledger.decode_ended(times.placed_as)
+            with self._lock:
+                if not times.answered:
+                    self._ledger.prefill_ended(times.placed_as)
+                self._ledger.decode_ended(times.placed_as)

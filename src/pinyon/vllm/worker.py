@@ -77,6 +77,9 @@ class WorkerSide:
     def load(self, jobs: StepJobs) -> None:
         """Starts the step's loads, which run beside this step and the next ones."""
         for job in jobs.loads:
+            if not job.keys:  # it could not be made
+                self._loaded(job, [], 0.0, ())
+                continue
             fence = self._memory.fence()  # older steps may still read what was in these blocks
             self._submit(self._load(job, fence), partial(self._loaded, job, [], 0.0, ()))
 

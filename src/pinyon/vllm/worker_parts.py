@@ -35,6 +35,7 @@ class WorkerParts(ConnectorParts):
         super().__init__(vllm_config, kv_cache_config)
         self._num_blocks: int = kv_cache_config.num_blocks
         self.facts: RankFacts | None = None
+        self.side: WorkerSide | None = None
         self._draining = False
         self.transfer = start_transfer_engine(self.settings, self.security)
 

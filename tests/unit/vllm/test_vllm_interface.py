@@ -49,9 +49,13 @@ class Failing:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
+        self.side = self
 
     def failed(self, method: str) -> None:
         self.failures.append(method)
+
+    def take_jobs(self) -> StepJobs:
+        return StepJobs()
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
@@ -74,10 +78,11 @@ def test_nothing_raises_into_vllm() -> None:
         lambda: connector.bind_connector_metadata(StepJobs()),
         lambda: connector.start_load_kv(None),
         lambda: connector.wait_for_save(),
-        lambda: connector.shutdown(),
     ):
         call()
-    assert len(connector._parts.failures) >= 11
+    assert connector.has_pending_block_frees() is False
+    assert not connector.build_connector_meta(None).loads
+    assert len(connector._parts.failures) >= 12
 
 
 def config(groups: int = 1, **extra: Any) -> tuple[Any, Any]:

@@ -147,7 +147,8 @@ class ServerDoor(Forwarding):
         if given is None or prompts is None or self.servers.differs(model, given.kinds):
             return b"", b""
         try:
-            return await prompts.given(given.prompt, given.rendering, whose, adapter, head.client.holder)
+            known_as = self.servers.named(adapter) if adapter else ""
+            return await prompts.given(given.prompt, given.rendering, whose, known_as, head.client.holder)
         except PinyonError:  # the server may take it all the same
             return b"", b""
 

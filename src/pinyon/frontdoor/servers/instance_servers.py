@@ -111,6 +111,11 @@ class InstanceServers:
         """Returns the model that has this adapter at some server; empty if none has it."""
         return next((each.info.model for each in self if adapter in each.adapters), "")
 
+    def named(self, adapter: str) -> str:
+        """Returns the adapter as block keys have it: with its path at the server, if it says so."""
+        said = next((each.adapters[adapter] for each in self if adapter in each.adapters), {})
+        return f"{adapter}\0{said.get('root') or ''}"
+
     def lacking(self, model: str, adapter: str) -> set[str]:
         """Returns the instances of the model that do not list this adapter."""
         return {name for name, each in self._known.items() if each.info.model == model and adapter not in each.adapters}
