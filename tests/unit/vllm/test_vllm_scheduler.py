@@ -197,8 +197,8 @@ def test_tenants_adapters_and_images_have_keys_of_their_own() -> None:
 
     plain = keys()
     others = [
-        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=SimpleNamespace(lora_name="x")),
-        keys(lora_request=SimpleNamespace(lora_name="y")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
+        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=SimpleNamespace(lora_name="x", lora_path="p")),
+        keys(lora_request=SimpleNamespace(lora_name="x", lora_path="q")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
         request(12)).upto(3), PromptKeys(KeySpace("weights", "other", SIZE, SECRET), request(12)).upto(3),
     ]  # fmt: skip
     firsts = {each[0] for each in (plain, *others)}
