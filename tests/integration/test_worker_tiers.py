@@ -262,7 +262,7 @@ class CopyingStore:
         pass
 
     async def put(self, objects, object_bytes, timeout_s, **_) -> tuple[PutOutcome, ...]:
-        for key, _, offset in objects:
+        for key, ((_, offset, _),) in objects:
             self.contents.setdefault(key, []).append(self.worker.engine.pool[offset // object_bytes].copy())
         return (PutOutcome.STORED,) * len(objects)
 

@@ -166,13 +166,15 @@ class SchedulerSide:
         At least one token is left to be computed."""
         prompt, size = self.prompts.get(request.request_id), self._space.block_tokens
         nothing = 0, False
-        if prompt is not None and prompt.preemptions != request.num_preemptions:
+        if prompt is None:
+            return nothing
+        if prompt.preemptions != request.num_preemptions:
             prompt.preemptions = request.num_preemptions
             self._preempted(prompt)
-        if prompt is None or not prompt.reuses or request.request_id in self._refused:
-            return nothing
         first, end = computed_tokens // size, (request.num_tokens - 1) // size
         prompt.valid = first
+        if not prompt.reuses or request.request_id in self._refused:
+            return nothing
         if first >= end or prompt.loading is not None:
             return nothing
         spans = cut(prompt.planned, first, end)
