@@ -319,8 +319,8 @@ class Engine:
         for request in self.waiting:
             if request.waits_for_kv:
                 bad = next((n for n, b in enumerate(request.blocks) if b.block_id in invalid), None)
-                if bad is not None and request.request_id in output.finished_recving:
-                    request.num_computed_tokens = bad * self.size
+                if bad is not None:  # ranks may report in different steps
+                    request.num_computed_tokens = min(request.num_computed_tokens, bad * self.size)
         self.side.news(output)
         for name in output.finished_recving:
             request = self.requests[name]

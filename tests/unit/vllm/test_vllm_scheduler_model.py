@@ -31,7 +31,9 @@ class World:
         self.now_s = 0.0
         self.store: dict[bytes, Any] = {}
         self.looks: list[tuple[Future[tuple[FetchSpan, ...]], list[bytes]]] = []
-        self.loads: list[LoadJob] = []
+        self.loads: list[tuple[int, LoadJob]] = []
+        self.came: dict[int, int] = {}
+        """The blocks of each load that came at all ranks so far."""
         self.saves: list[tuple[int, SaveJob]] = []
         self.pool = BlockPool(rng.choice((16, 24, 48)))
         self.fails = rng.choice((0.0, 0.3))
@@ -79,26 +81,27 @@ class World:
         for block in jobs.overwritten:
             self.lent = {key: each for key, each in self.lent.items() if each != block}
         self.lent |= dict(jobs.complete)
-        self.loads += jobs.loads
+        self.loads += [(rank, job) for job in jobs.loads for rank in range(RANKS)]
         self.saves += [(rank, job) for job in jobs.saves for rank in range(RANKS)]
         blocks = self.pool.blocks
         for job in jobs.saves:
             assert all(blocks[block].ref_cnt for block in job.blocks), "what is saved is pinned"
         done, invalid = set(), set()
-        for job in list(self.loads):
+        for part in list(self.loads):
             if rng.random() < 0.4:
-                self.loads.remove(job)
+                self.loads.remove(part)
+                job = part[1]
                 good = rng.randrange(len(job.keys)) if rng.random() < self.fails else len(job.keys)
-                for place, (key, block) in enumerate(zip(job.keys, job.blocks, strict=True)):
-                    assert blocks[block].ref_cnt, "the target of a load is pinned"
-                    if place < good and key in self.store:
+                good = next((at for at, key in enumerate(job.keys[:good]) if key not in self.store), good)
+                assert all(blocks[block].ref_cnt for block in job.blocks), "the targets of a load are pinned"
+                invalid.update(job.blocks[good:])
+                self.came[job.job_id] = good = min(good, self.came.get(job.job_id, good))
+                news.loaded.append(Loaded(job.job_id, 0, good, 0.1))
+                if not any(each is job for _, each in self.loads):  # vLLM waits for all ranks
+                    done.add(job.request_id)
+                    for key, block in zip(job.keys[:good], job.blocks, strict=False):
                         blocks[block].content = self.store[key]
                         self.lent[key] = block
-                    else:
-                        good = min(good, place)
-                        invalid.add(block)
-                news.loaded.append(Loaded(job.job_id, 0, good, 0.1))
-                done.add(job.request_id)
         for entry in list(self.saves):
             if rng.random() < 0.4:
                 self.saves.remove(entry)
@@ -108,7 +111,7 @@ class World:
                     assert len(content[1]) % SIZE == 0, "only complete blocks are saved"
                     assert self.store.setdefault(key, content) == content, "one key, two contents"
                 news = news.aggregate(StepNews({job.job_id: 1}))  # type: ignore[assignment]
-        if rng.random() < 0.02:
+        if rng.random() < 0.02 and not self.loads:
             self.store.clear()
         return SimpleNamespace(kv_connector_worker_meta=news, finished_recving=done, invalid_block_ids=invalid)
 
