@@ -55,7 +55,8 @@ class Avoidance:
 
     def avoided(self, now_s: float) -> list[str]:
         """Returns all peers for which :meth:`avoids` is true, those that failed last at the end."""
-        return [peer for peer, (until, *_) in self._until.items() if until > now_s]
+        # of a copy: another thread may ask
+        return [peer for peer, (until, *_) in list(self._until.items()) if until > now_s]
 
     def __contains__(self, peer: object) -> bool:
         """Returns whether the peer has failed and no good news came since; its pause may be over."""

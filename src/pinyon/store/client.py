@@ -21,7 +21,7 @@ from pinyon.store.directory import BlockDirectory
 from pinyon.store.kv_memory import Pieces
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
-from pinyon.store.reader import MAX_KEYS
+from pinyon.store.reader import MAX_KEYS, PIECES_MAX
 from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, PutOutcome
@@ -135,8 +135,9 @@ class StoreClient:
         outcomes: list[PutOutcome],
     ) -> None:
         """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` for all nodes."""
-        for start in range(0, len(indexes), MAX_KEYS):
-            part = indexes[start : start + MAX_KEYS]
+        at_once = max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(objects[indexes[0]][1]))))
+        for start in range(0, len(indexes), at_once):
+            part = indexes[start : start + at_once]
             asked_s = self._clock()
             left_s = until_s - asked_s
             if left_s <= 0:

@@ -25,6 +25,8 @@ from pinyon.transfer import Opcode, TransferRequest, TransferResult
 
 MAX_KEYS = 4096
 """The largest number of keys in one Acquire or PutStart."""
+PIECES_MAX = 32768
+"""The largest number of pieces that are moved at once: half of what the transfer engine takes."""
 LAYERS_MAX = 1024
 """The largest number of layers that a holder may describe."""
 RELEASE_S = 2.0
@@ -110,8 +112,9 @@ class BlockReader:
         mover = arrivals or self._engine
         leading = 0
         worked: bool | None = None
-        for start in range(0, len(keys), MAX_KEYS):
-            part = slice(start, start + MAX_KEYS)
+        at_once = max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(places[0])))) if places else MAX_KEYS
+        for start in range(0, len(keys), at_once):
+            part = slice(start, start + at_once)
             request = kvstore_pb2.AcquireRequest(
                 keys=pack_keys(keys[part]),
                 request_id=terms.request_id,
@@ -180,7 +183,11 @@ class BlockReader:
         if segment is None or not segment.regions:
             return []
         layers = reply.layers
-        if len(layers) > LAYERS_MAX or any(each.region >= len(segment.regions) for each in layers):
+        if (
+            len(layers) > LAYERS_MAX
+            or len(layers) * len(places) > 2 * PIECES_MAX
+            or any(each.region >= len(segment.regions) for each in layers)
+        ):
             return []
         requests: list[TransferRequest] = []
         for position, (block, pieces) in enumerate(zip(reply.blocks, places, strict=False)):

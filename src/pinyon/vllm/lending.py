@@ -13,6 +13,7 @@ from typing import Any
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
+from pinyon.core.errors import InvalidArgument
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.segment import region_to_proto, segment_to_proto
 from pinyon.paging.leases import LeaseTable
@@ -84,10 +85,11 @@ class Lending:
                     del self._block_of[key]
                 for lease_id in list(self._by_block.get(block, ())):
                     ended += self._end(lease_id)
-        for grant in ended:
+        running = [grant for grant in ended if not self._engine.revoke_now(grant)]
+        until_s = self._clock() + GRACE_S  # all of them together
+        for grant in running:
             try:
-                if not self._engine.revoke_now(grant):
-                    self._engine.revoke(grant, GRACE_S)
+                self._engine.revoke(grant, max(0.001, until_s - self._clock()))
             except TransferError:
                 _log.exception("a reader cannot be shut out; it may read what is not its own")
 
@@ -101,17 +103,34 @@ class Lending:
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
+        if len(set(keys)) < len(keys):
+            raise InvalidArgument("names a key twice", field="keys")
         lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._lease_s, self._max_lease_s)
         self._expire()
         with self._lock:
             held = self._held(keys, allow_gaps=request.allow_gaps)
             if not held:
                 return kvstore_pb2.AcquireResponse()
-            grants = self._open([block for _, block in held], lease_s)
             lease_id = self._leases.grant([block for _, block in held], self._clock(), lease_s)
-            self._grants[lease_id] = grants
             for _, block in held:
                 self._by_block.setdefault(block, set()).add(lease_id)
+            self._grants[lease_id] = []
+        # Beside the lock, for which steps wait. Nobody knows the keys before it is seen that the lease still holds.
+        grants: list[Grant] = []
+        try:
+            self._open(grants, [block for _, block in held], lease_s)
+        finally:
+            with self._lock:
+                holds = self._grants.get(lease_id) is not None and len(grants) == len(self._memory.regions)
+                if holds:
+                    self._grants[lease_id] = grants
+                else:
+                    self._end(lease_id)
+            if not holds:
+                for grant in grants:
+                    self._engine.revoke_now(grant)
+        if not holds:
+            return kvstore_pb2.AcquireResponse()
         size = self._memory.kv.object_bytes
         reply = kvstore_pb2.AcquireResponse(
             lease_id=lease_id,
@@ -143,23 +162,16 @@ class Lending:
                 break
         return held
 
-    def _open(self, blocks: Sequence[int], lease_s: float) -> list[Grant]:
-        """Returns a key for each region, to the layers of these blocks that lie there."""
-        grants: list[Grant] = []
-        try:
-            for number, region in enumerate(self._memory.regions):
-                ranges = [
-                    (place.base + block * place.stride, place.length)
-                    for at, place in self._memory.places
-                    if at == number
-                    for block in blocks
-                ]
-                grants.append(self._engine.grant(region, ranges, Access.READ, lifetime_s=lease_s))
-        except BaseException:
-            for grant in grants:
-                self._engine.revoke_now(grant)
-            raise
-        return grants
+    def _open(self, grants: list[Grant], blocks: Sequence[int], lease_s: float) -> None:
+        """Adds a key for each region, to the layers of these blocks that lie there."""
+        for number, region in enumerate(self._memory.regions):
+            ranges = [
+                (place.base + block * place.stride, place.length)
+                for at, place in self._memory.places
+                if at == number
+                for block in blocks
+            ]
+            grants.append(self._engine.grant(region, ranges, Access.READ, lifetime_s=lease_s))
 
     def _end(self, lease_id: int) -> list[Grant]:
         """Forgets a lease; returns the keys that must be revoked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -68,6 +69,13 @@ class ConnectorParts:
 
 _threads: list[LoopThread] = []
 _making = threading.Lock()
+os.register_at_fork(after_in_child=_threads.clear)  # a fork takes no threads along
+
+
+def shifted(address: str, by: int) -> str:
+    """Returns the address for one of several processes of an engine, which cannot share a port."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + by}" if int(port or 0) else address
 
 
 def shared_thread() -> LoopThread:

@@ -381,8 +381,8 @@ class SchedulerSide:
 
     @property
     def saving(self) -> bool:
-        """True if vLLM must go on with steps, so that save jobs can end."""
-        return bool(self._pinned)
+        """True if vLLM must go on with steps, so that save jobs can end, or the workers hear what is void."""
+        return bool(self._pinned) or self._next.forget
 
     def forget_all(self, space: KeySpace) -> None:
         """Makes all content void: from now on, keys are of another space."""

@@ -31,7 +31,7 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.sync_store import SyncStore
 from pinyon.vllm.jobs import RankFacts
-from pinyon.vllm.parts import ConnectorParts
+from pinyon.vllm.parts import ConnectorParts, shifted, vllm_version
 from pinyon.vllm.prompt_keys import KeySpace, shard_keys
 from pinyon.vllm.report import EngineReport
 from pinyon.vllm.scheduler import COUNTED, SchedulerSide
@@ -60,6 +60,7 @@ class SchedulerParts(ConnectorParts):
         self._era = ""
         """A name that is new whenever all content became void, as after new weights."""
         self._blocks: int = kv_cache_config.num_blocks
+        self._version = vllm_version()
         self._waking = False
 
     def bind(self, pool: Any) -> None:
@@ -168,11 +169,13 @@ class SchedulerParts(ConnectorParts):
         """Says that requests may come while vLLM's server answers, which begins after the engine, and nobody drains it.
 
         The worker's process, which people ask to drain, says so by its health."""
-        url, answers, began_s = f"{server_url(self.settings)}/health", False, self.clock()
+        url, answers, began_s = f"{server_url(self.settings)}/version", False, self.clock()
         while True:
             try:
                 if not answers:
-                    await asyncio.to_thread(_get, url)
+                    told = await asyncio.to_thread(_get, url)
+                    if json.loads(told).get("version") != self._version:  # the address was guessed, and is another's
+                        raise ValueError(f"no vLLM {self._version} is there, but {told[:100]!r}")
                     answers = True
                 async with self._channels.use(self._facts.address, BLOCKS_NAME) as channel:
                     said = await HealthStub(channel).Check(HealthCheckRequest(), timeout=1.0)
@@ -199,7 +202,8 @@ class SchedulerParts(ConnectorParts):
         counters = [(name, text, partial(side.counts.__getitem__, name)) for name, text in COUNTED.items()]
         registry.register(Figures("pinyon_vllm", gauges, counters))
         if self.settings.metrics_listen:
-            self._metrics = MetricsServer(self.settings.metrics_listen, registry, self.security)
+            listen = shifted(self.settings.metrics_listen, self.data_rank)
+            self._metrics = MetricsServer(listen, registry, self.security)
             _log.info("metrics at http://%s/metrics", self._metrics.address)
 
     def _is_registered(self) -> float:
@@ -209,6 +213,8 @@ class SchedulerParts(ConnectorParts):
         """Makes all content void, here and for this engine in the store: its keys are others from now on."""
         if self.side is None:
             return True
+        if any(block.block_hash is not None for block in self._pool.blocks):
+            return False  # vLLM goes on with what its own cache holds
         self._era = secrets.token_hex(4)
         self.side.forget_all(self._space())
         self.thread.submit(self._register())
@@ -229,10 +235,10 @@ class SchedulerParts(ConnectorParts):
         await self._channels.close()
 
 
-def _get(url: str) -> None:
+def _get(url: str) -> bytes:
     context = ssl._create_unverified_context() if url.startswith("https:") else None  # it is asked only if it is up
     with urlopen(url, timeout=2.0, context=context) as answer:
-        answer.read(1024)
+        return bytes(answer.read(1024))
 
 
 def model_fingerprint(config: Any) -> str:
@@ -240,7 +246,7 @@ def model_fingerprint(config: Any) -> str:
     model, load, draft = config.model_config, config.load_config, config.speculative_config
     digest = xxh3_128()
     folder = Path(model.model)
-    name = f"{model.model}@{model.revision}"
+    name = f"{model.model}@{model.revision or getattr(model.hf_config, '_commit_hash', None)}"
     if (folder / "config.json").is_file():
         from pinyon.model.card import checkpoint_fingerprint
 

@@ -80,13 +80,25 @@ class WorkerSide:
             if not job.keys:  # it could not be made
                 self._loaded(job, [], 0.0, ())
                 continue
-            fence = self._memory.fence()  # older steps may still read what was in these blocks
-            self._submit(self._load(job, fence), partial(self._loaded, job, [], 0.0, ()))
+            try:
+                fence = self._memory.fence()  # older steps may still read what was in these blocks
+                self._submit(self._load(job, fence), partial(self._loaded, job, [], 0.0, ()))
+            except Exception:
+                _log.exception("a load was not begun")
+                self._loaded(job, [], 0.0, ())
 
     def end(self, jobs: StepJobs) -> None:
         """Ends a step, which has been computed, or on a GPU has been launched."""
         if not jobs.complete and not jobs.saves:
             return
+        try:
+            self._end(jobs)
+        except Exception:
+            for job in jobs.saves:
+                self._saved(job)
+            raise
+
+    def _end(self, jobs: StepJobs) -> None:
         fence = self._memory.fence()
         if self._lending is not None and jobs.complete:
             batch = self._lending.promised(jobs.complete)

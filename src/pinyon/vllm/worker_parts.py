@@ -19,7 +19,7 @@ from pinyon.store.sync_store import SyncStore
 from pinyon.vllm.jobs import RankFacts
 from pinyon.vllm.lending import Lending
 from pinyon.vllm.memory import EngineMemory
-from pinyon.vllm.parts import ConnectorParts, vllm_version
+from pinyon.vllm.parts import ConnectorParts, shifted, vllm_version
 from pinyon.vllm.worker import WorkerSide
 
 START_S = 30.0
@@ -37,6 +37,10 @@ class WorkerParts(ConnectorParts):
         self.facts: RankFacts | None = None
         self.side: WorkerSide | None = None
         self._draining = False
+        parallel = vllm_config.parallel_config
+        offset = parallel.rank + self.data_rank * self.ranks
+        ports = {name: shifted(getattr(self.settings, name), offset) for name in ("listen", "transfer_listen")}
+        self.settings = self.settings.model_copy(update=ports)
         self.transfer = start_transfer_engine(self.settings, self.security)
 
     def register(self, tensors: dict[str, Any]) -> None:

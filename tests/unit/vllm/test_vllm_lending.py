@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.core.errors import InvalidArgument
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.callers import BLOCK_READ_CALLERS
 from pinyon.runtime.grpc_server import GrpcServer
@@ -114,6 +116,22 @@ async def test_a_lease_ends_by_time_if_it_is_not_released(pair: Pair) -> None:
     assert await pair.acquire(3) == kvstore_pb2.AcquireResponse()
     assert not len(pair.lending)
     assert not await pair.take(lease)
+
+
+async def test_a_lease_that_ends_while_it_is_made_opens_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.fill(1, 2)
+    grant = pair.lender.grant
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        pair.lending.overwritten([1])  # by the engine's thread, meanwhile
+        return grant(*arguments, **named)
+
+    monkeypatch.setattr(pair.lender, "grant", late)
+    assert await pair.acquire(1) == kvstore_pb2.AcquireResponse()
+    assert not len(pair.lending)
+    assert pair.lender.stats().grants_now == 0
+    with pytest.raises(InvalidArgument):
+        await pair.acquire(2, 2)
 
 
 async def test_new_weights_end_all_that_was_lent(pair: Pair) -> None:
