@@ -38,8 +38,8 @@ def test_tokens_are_those_of_one_server_alone(
     assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
     served = [counter(server.url, "vllm:request_success_total") for server in servers]
     assert all(served), "both have served"
-    reused = [counter(server.url, "vllm:prefix_cache_hits_total") for server in servers]
-    assert sum(reused) > 0
+    loaded = [counter(server.url, "vllm:external_prefix_cache_hits_total") for server in servers]
+    assert sum(loaded) > 0, "blocks came from the pool or a peer"
 
 
 WEATHER = {
@@ -107,7 +107,7 @@ def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster)
     assert connection.getresponse().status == 200
     connection.close()
     for command, words in (
-        (["explain", "shown"], ["mixed-", "first token"]),
+        (["explain", "shown"], ["mixed-", "measured: first token"]),
         (["top", "--once"], ["mixed-0", "mixed-1", "tiny"]),
         (["instances"], ["mixed-0", "mixed-1"]),
     ):
@@ -142,3 +142,4 @@ def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, expected: dict
         assert not count.errors
         soak.at_rest(cluster, servers)
         assert sum(counter(server.url, "vllm:num_preemptions_total") for server in servers)
+        assert sum(counter(server.url, "vllm:external_prefix_cache_hits_total") for server in servers)

@@ -12,11 +12,11 @@ from pinyon.store.kv_memory import KvMemory, LayerMemory, Piece, RemotePiece, si
 from pinyon.transfer import Access, Region, RegionDescriptor
 
 REGION = Region(memoryview(bytearray(1)), "", Access.NONE)
-THERE = RegionDescriptor(b"t" * 16, "", 1 << 20)
+THERE = RegionDescriptor(b"t" * 16, "cpu:0", 1 << 20)
 
 
 def cut(total: int, at: list[int]) -> list[int]:
-    ends = sorted({each % total for each in at} - {0}) + [total]
+    ends = [*sorted({each % total for each in at} - {0}), total]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 

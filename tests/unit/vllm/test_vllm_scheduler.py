@@ -196,11 +196,13 @@ def test_tenants_adapters_and_images_have_keys_of_their_own() -> None:
         return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=3))
 
     plain = keys()
+    adapters = [SimpleNamespace(lora_name="x", lora_path=path) for path in "pq"]
+    spaces = [KeySpace("w2", "layout", SIZE, SECRET), KeySpace("weights", "other", SIZE, SECRET)]
     others = [
-        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=SimpleNamespace(lora_name="x", lora_path="p")),
-        keys(lora_request=SimpleNamespace(lora_name="x", lora_path="q")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
-        request(12)).upto(3), PromptKeys(KeySpace("weights", "other", SIZE, SECRET), request(12)).upto(3),
-    ]  # fmt: skip
+        *(keys(cache_salt=salt) for salt in "ab"),
+        *(keys(lora_request=adapter) for adapter in adapters),
+        *(PromptKeys(space, request(12)).upto(3) for space in spaces),
+    ]
     firsts = {each[0] for each in (plain, *others)}
     assert len(firsts) == 1 + len(others)
     assert keys(mm_features=[image("cat", 5)])[0] == plain[0]
