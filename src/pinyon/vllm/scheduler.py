@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.orders import FetchSpan
@@ -151,6 +152,8 @@ class SchedulerSide:
         prompt.times.placed_as, prompt.times.number = plan.request_id, plan.placement.number
         prompt.traceparent, prompt.reuses = plan.traceparent, not plan.no_reuse
         prompt.planned, prompt.asks = tuple(spans), plan.placement.ask_store or not plan.placement.policy
+        if not self._secret and not all(is_loopback(span.address.rpartition(":")[0].strip("[]")) for span in spans):
+            prompt.planned, prompt.asks = (), True  # anybody may have written it, and name a source of false KV
 
     def _start_look(self, prompt: EnginePrompt, first: int) -> None:
         if self._ask is None or not prompt.asks:

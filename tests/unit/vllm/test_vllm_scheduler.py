@@ -28,14 +28,14 @@ STORE = FetchSpan("kv", "kv:1", KvSource.STORE, 0, 3)
 class Place:
     """A scheduler's side, an engine that drives it, and the questions that it asked."""
 
-    def __init__(self, *, saves: bool = False) -> None:
+    def __init__(self, *, saves: bool = False, secret: bytes = SECRET) -> None:
         self.now_s = 0.0
         self.asked: list[tuple[list[bytes], Future[tuple[FetchSpan, ...]]]] = []
         self.jobs: list[StepJobs] = []
         self.pool = BlockPool(40)
         self.side = SchedulerSide(
             SPACE, 1, self._look, Times("x", SIZE), lambda: self.now_s, look_s=0.1, saves=saves, pinned_share=0.25,
-            secret=SECRET,
+            secret=secret,
         )  # fmt: skip
         self.engine = Engine(self.side, self.pool, SIZE, self._work)
         self.output: dict[str, Any] = {}
@@ -177,6 +177,14 @@ def test_a_plan_that_does_not_fit_any_more_asks_the_store(place: Place) -> None:
     assert place.side.matched(asked, 0) == (None, False)
     place.asked[0][1].set_result((STORE,))
     assert place.side.matched(asked, 0) == (12, True)
+
+
+@pytest.mark.parametrize(("address", "asks"), [("b:1", True), ("127.0.0.1:1", False), ("[::1]:1", False)])
+def test_without_a_secret_plans_name_only_this_machine(address: str, asks: bool) -> None:
+    place, plan = Place(secret=b""), planned((0, 3))
+    plan.placement.fetches[0].source_address = address
+    place.side.arrived(request(kv_transfer_params={"pinyon": seal_plan(plan.SerializeToString(), b"")}))
+    assert bool(place.asked) is asks
 
 
 @pytest.mark.parametrize("text", ["nonsense", 7, None, seal_plan(b"", b"another"), seal_plan(b"\xff\xff", SECRET)])
