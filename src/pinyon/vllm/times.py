@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,8 @@ class RequestTimes:
     """The id under which the conductor placed it; empty if it did not."""
     number: int = 0
     """The placement's number at the conductor."""
+    reports: bool = True
+    """False if another choice of the same request reports the placement's times."""
     load_begun_s: float = 0.0
     load_s: float = 0.0
     begun_s: float = 0.0
@@ -77,6 +79,8 @@ class Times:
         self._steps: deque[_Step] = deque(maxlen=STEPS_MAX)
         self._ended_s = 0.0
         self._lock = threading.Lock()
+        self._choices: Counter[str] = Counter()
+        """The choices under way of each placed request: vLLM makes a request of each, and the first reports for all."""
         self._ledger = Ledger(lambda report: None)
         self.running = 0
         self.kv_tokens = 0
@@ -84,7 +88,10 @@ class Times:
     def arrived(self, times: RequestTimes) -> None:
         if times.placed_as:
             with self._lock:
-                self._ledger.decode_begun(times.placed_as)
+                self._choices[times.placed_as] += 1
+                times.reports = self._choices[times.placed_as] == 1
+                if times.reports:
+                    self._ledger.decode_begun(times.placed_as)
 
     def take(self) -> conductor_pb2.ReportSessionRequest:
         """Returns all events since the last call, and forgets them."""
@@ -110,7 +117,7 @@ class Times:
             if not times.begun_s:
                 times.begun_s = now_s
                 times.local_tokens = max(0, computed - times.loaded_tokens)
-                if times.placed_as:
+                if times.placed_as and times.reports:
                     with self._lock:
                         self._ledger.prefill_begun(times.placed_as)
             prefills.append((times, tokens))
@@ -156,14 +163,18 @@ class Times:
             for source, size, seconds in times.spans
         ]
         self._ledger.prefill_measured(report, sum(size for _, size, _ in times.spans), spans)
-        self._ledger.first_token(times.number, now_s - times.arrived_s, report)
-        if times.placed_as:
-            self._ledger.prefill_ended(times.placed_as)
+        if times.reports:
+            self._ledger.first_token(times.number, now_s - times.arrived_s, report)
+            if times.placed_as:
+                self._ledger.prefill_ended(times.placed_as)
 
     def ended(self, times: RequestTimes) -> None:
         """Notes the end of a request, whatever it was."""
         if times.placed_as:
             with self._lock:
-                if not times.answered:
+                if times.reports and not times.answered:
                     self._ledger.prefill_ended(times.placed_as)
-                self._ledger.decode_ended(times.placed_as)
+                self._choices[times.placed_as] -= 1
+                if not self._choices[times.placed_as]:
+                    del self._choices[times.placed_as]
+                    self._ledger.decode_ended(times.placed_as)
