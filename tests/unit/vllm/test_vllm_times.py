@@ -19,7 +19,12 @@ def test_a_first_token_has_its_time_in_parts() -> None:
     times.step(3.0, [(request, 4, 4)])
     times.step_ended(3.25)
     news = times.take()
-    assert list(news.begun_decode_request_ids) == list(news.begun_prefill_request_ids) == list(news.ended_prefill_request_ids) == ["p"]
+    assert (
+        list(news.begun_decode_request_ids)
+        == list(news.begun_prefill_request_ids)
+        == list(news.ended_prefill_request_ids)
+        == ["p"]
+    )
     (first,) = news.first_tokens
     assert first.placement_number == 7
     assert news.prefills[0].compute_us == 250_000
@@ -35,7 +40,12 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
     times.step_ended(4.0)
     times.ended(choices[0])
     news = times.take()
-    assert list(news.begun_decode_request_ids) == list(news.begun_prefill_request_ids) == list(news.ended_prefill_request_ids) == ["p"]
+    assert (
+        list(news.begun_decode_request_ids)
+        == list(news.begun_prefill_request_ids)
+        == list(news.ended_prefill_request_ids)
+        == ["p"]
+    )
     assert len(news.first_tokens) == 1
     assert not news.ended_decode_request_ids, "the other choice decodes"
     times.ended(choices[1])
