@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pinyon.core.block_keys import BlockKey, chain_block_keys, root_of_salt, variant
+from pinyon.core.block_keys import BlockKey, chain_block_keys, variant
 from pinyon.paging.key_changes import KeyChanges
 from services.agent.cache_events import BlockHash, Stored, read_events
 
@@ -112,7 +112,7 @@ class EngineBlocks:
         if event.parent is not None:
             key = self._keys.get(event.parent)
         else:
-            key = root_of_salt(event.salt) or self.start(event.salt)
+            key = self.start(event.salt)
             path = self.adapters.get(event.lora, "")
             key = variant(key, "lora", f"{event.lora}\0{path}") if event.lora else key
         size, hashes = 4 * self.block_tokens, event.hashes[: event.plain]

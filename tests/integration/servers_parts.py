@@ -12,8 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.core.block_keys import chain_block_keys, namespace, secret_id, variant
-from pinyon.frontdoor.auth import PUBLIC
+from pinyon.core.block_keys import chain_block_keys, namespace, salt_of, secret_id, variant
 from pinyon.model import load_card
 from pinyon.runtime.security import Security
 from pinyon.runtime.service import ServiceContext
@@ -83,15 +82,15 @@ def tokens_of(body: Any) -> list[int] | None:
     return [int(each) for each in template.encode_chat(body["messages"], as_given=True, **how)]
 
 
-def keys_of(text: str, tenant: str = PUBLIC.tenant, salt: str = "", adapter: str = "") -> list[bytes]:
+def keys_of(text: str, tenant: str = "", salt: str = "", adapter: str = "") -> list[bytes]:
     """Returns the block keys of a completion's prompt for an instance of the test."""
     tokens = load_card().tokenizer.encode(text).tobytes()
     root = root_of(tenant, salt)
-    return chain_block_keys(variant(root, "lora", adapter) if adapter else root, tokens, BLOCK_TOKENS)
+    return chain_block_keys(variant(root, "lora", f"{adapter}\0") if adapter else root, tokens, BLOCK_TOKENS)
 
 
-def root_of(tenant: str = PUBLIC.tenant, salt: str = "") -> bytes:
-    return namespace("f", LAYOUT_ID, tenant, SECRET, salt)
+def root_of(tenant: str = "", salt: str = "") -> bytes:
+    return namespace("f", LAYOUT_ID, "", SECRET, salt_of(tenant, salt, SECRET))
 
 
 @dataclass

@@ -194,18 +194,19 @@ async def test_prompts_of_tenants_and_adapters_are_found() -> None:
     async with bench() as run:
         info, engine = (await run.subscribed()).info, run.engine
         assert info.layout is not None
-        public, anna = (namespace(info.model_fingerprint, info.layout.layout_id, tenant) for tenant in ("", "anna"))
-        of_anna = Prompt(LONG.tokens, salt=salt_of(anna), lora="sql")
+        salt = salt_of("anna", "", b"")
+        public, anna = (namespace(info.model_fingerprint, info.layout.layout_id, "", b"", each) for each in ("", salt))
+        of_anna = Prompt(LONG.tokens, salt=salt, lora="sql")
         for prompt in (SHORT, of_anna):
             await engine.publish(engine.model.store(prompt))
         await run.known(15)
         assert run.prefix(public, SHORT) == 5
-        assert run.prefix(variant(anna, "lora", "sql"), LONG) == 10
+        assert run.prefix(variant(anna, "lora", "sql\0"), LONG) == 10
         assert not run.prefix(public, LONG)
         assert not run.prefix(anna, LONG)
         await engine.publish([event for _ in range(4) for event in engine.model.evict(-1)])
         await run.known(11)
-        assert run.prefix(variant(anna, "lora", "sql"), LONG) == 6
+        assert run.prefix(variant(anna, "lora", "sql\0"), LONG) == 6
         await engine.publish(engine.model.clear())
         await run.known(0)
 

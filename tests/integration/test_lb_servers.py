@@ -27,11 +27,6 @@ def ask(prompt: str = LONG, **fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4, **fields}).encode()
 
 
-def with_salt(body: bytes) -> bytes:
-    """Returns the body with the salt of the public tenant."""
-    return body.replace(b"{", b'{"cache_salt":"%b",' % salt_of(root_of()).encode(), 1)
-
-
 def plan_of(body: bytes) -> Any:
     return open_plan(json.loads(body)["kv_transfer_params"]["pinyon"], SECRET)
 
@@ -108,7 +103,7 @@ async def test_a_body_arrives_as_it_was_after_the_plan() -> None:
         (sent,) = server.bodies
         plan = plan_of(sent)
         sealed = json.loads(sent)["kv_transfer_params"]["pinyon"]
-        added = f'"kv_transfer_params":{{"pinyon":"{sealed}"}},"cache_salt":"{salt_of(root_of())}",'
+        added = f'"kv_transfer_params":{{"pinyon":"{sealed}"}},'
         assert sent == body.replace(b"{", b"{" + added.encode(), 1)
         assert plan.request_id.startswith("abc.")
         assert plan.request_class.session == "s"
@@ -120,7 +115,7 @@ async def test_an_instance_without_a_connector_gets_no_plan() -> None:
     async with running_servers(server) as bench:
         body = ask()
         assert (await bench.post("/v1/completions", body)).status == 200
-        assert server.bodies == [with_salt(body)]
+        assert server.bodies == [body]
 
 
 @pytest.mark.parametrize("name", ['"kv_transfer_params"', '"kv\\u005ftransfer_params"'])
@@ -133,7 +128,7 @@ async def test_clients_cannot_send_transfer_parameters(name: str) -> None:
         by_key, other = server.bodies
         assert plan_of(by_key).request_id
         assert json.loads(by_key)["kv_transfer_params"].keys() == {"pinyon"}
-        assert json.loads(other) == {"model": "pinyon-tiny", "prompt": "hi", "cache_salt": salt_of(root_of())}
+        assert json.loads(other) == {"model": "pinyon-tiny", "prompt": "hi"}
 
 
 async def test_tenants_and_salts_have_caches_of_their_own(tmp_path) -> None:
@@ -145,18 +140,19 @@ async def test_tenants_and_salts_have_caches_of_their_own(tmp_path) -> None:
             headers = {"authorization": f"Bearer {key}"}
             assert (await bench.post("/v1/completions", ask(**salt), headers)).status == 200
         salts = [json.loads(body)["cache_salt"] for body in server.bodies]
-        assert salts == [salt_of(root_of(*whose)) for whose in (("tenant-a",), ("tenant-b",), ("tenant-b", "own"))]
+        owners = (("tenant-a", ""), ("tenant-b", ""), ("tenant-b", "own"))
+        assert salts == [salt_of(*owner, SECRET) for owner in owners]
         assert [plan_of(body).request_class.tenant for body in server.bodies] == ["tenant-a", "tenant-b", "tenant-b"]
 
 
-async def test_the_salt_of_a_client_is_replaced_by_a_root() -> None:
+async def test_the_salt_of_a_client_is_replaced() -> None:
     server = ServerInstance("i0", keeps_to_itself=True)
     async with running_servers(server) as bench:
         assert (await bench.post("/v1/completions", ask(cache_salt="own"))).status == 200
         assert (await bench.post("/v1/completions", ask())).status == 200
-        own, none = [json.loads(body)["cache_salt"] for body in server.bodies]
-        assert own == salt_of(root_of(salt="own"))
-        assert none == salt_of(root_of())
+        own, none = map(json.loads, server.bodies)
+        assert own["cache_salt"] == salt_of("", "own", SECRET)
+        assert "cache_salt" not in none
 
 
 async def test_other_paths_go_to_an_instance_unchanged() -> None:
@@ -166,7 +162,7 @@ async def test_other_paths_go_to_an_instance_unchanged() -> None:
         for path in ("/v1/embeddings", "/v1/responses", "/tokenize"):
             assert (await bench.post(path, body, {"client": "1"})).status == 200
         assert [each.target for each in server.requests] == ["/v1/embeddings", "/v1/responses", "/tokenize"]
-        assert server.bodies == [with_salt(body), with_salt(body), body]
+        assert server.bodies == [body] * 3
         assert (await bench.post("/v1/embeddings", b'{"model": "other"}')).status == 404
         for target in ("http://lb/tokenize", "/v1/load_lora_adapter", "/v1/../tokenize", "/v1/completions#x"):
             assert (await bench.post(target, body)).status == 404, target
@@ -224,7 +220,6 @@ async def test_an_adapter_has_block_keys_of_its_own() -> None:
         await bench.holds(servers[2], keys_of(LONG, adapter="tuned"))
         assert (await bench.post("/v1/completions", ask(model="tuned"))).status == 200
         assert [len(each.bodies) for each in servers] == [0, 0, 1]
-        assert json.loads(servers[2].bodies[0])["cache_salt"] == salt_of(root_of())
 
 
 # ---------------------------------------------------------------- tokens

@@ -195,18 +195,24 @@ def test_tenants_adapters_and_images_have_keys_of_their_own() -> None:
     def image(name: str, offset: int) -> SimpleNamespace:
         return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=offset, length=3))
 
+    def adapter(name: str) -> SimpleNamespace:
+        return SimpleNamespace(lora_name=name, lora_path="")
+
     plain = keys()
     others = [
-        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=SimpleNamespace(lora_name="x")),
-        keys(lora_request=SimpleNamespace(lora_name="y")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
+        keys(cache_salt="a"), keys(cache_salt="b"), keys(lora_request=adapter("x")),
+        keys(lora_request=adapter("y")), PromptKeys(KeySpace("w2", "layout", SIZE, SECRET),
         request(12)).upto(3), PromptKeys(KeySpace("weights", "other", SIZE, SECRET), request(12)).upto(3),
     ]  # fmt: skip
     firsts = {each[0] for each in (plain, *others)}
     assert len(firsts) == 1 + len(others)
     assert keys(mm_features=[image("cat", 5)])[0] == plain[0]
     assert len({keys(mm_features=[image(name, at)])[1] for name, at in (("cat", 5), ("dog", 5), ("cat", 4))}) == 3
-    root = b"r" * 16
-    assert keys(cache_salt=salt_of(root)) == PromptKeys(SPACE, request(12, cache_salt=salt_of(root))).upto(3)
+    salt = salt_of("anna", "", SECRET)
+    same, another = (KeySpace(weights, "layout", SIZE, SECRET) for weights in ("weights", "w2"))
+    assert keys(cache_salt=salt) == PromptKeys(same, request(12, cache_salt=salt)).upto(3)
+    assert keys(cache_salt=salt) != PromptKeys(another, request(12, cache_salt=salt)).upto(3)
+    assert not set(keys(cache_salt=f"pinyon:{SPACE.root(request()).hex()}")) & set(plain), "a key is no way in"
 
 
 def test_prompts_that_tokens_do_not_tell_are_left_alone(place: Place) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.core.request import RequestClass
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, given_prompt
 from pinyon.frontdoor.upstreams.server import Server
@@ -87,7 +86,7 @@ async def _ours(prompts: Prompts, sample: Mapping[str, Any]) -> list[int]:
     given = given_prompt(COMPLETION if "prompt" in sample else CHAT, sample)
     assert given is not None
     try:
-        tokens, _ = await prompts.given(given.prompt, given.rendering, RequestClass(), "", "")
+        tokens, _ = await prompts.given(given.prompt, given.rendering, "", "", "")
     except InvalidArgument:
         return []
     ours: list[int] = np.frombuffer(tokens, "<u4").tolist()

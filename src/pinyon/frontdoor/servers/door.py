@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from xxhash import xxh3_128_hexdigest
 
+from pinyon.core.block_keys import salt_of
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, Unavailable
 from pinyon.core.request import LABEL_CHARS_MAX, RequestClass, SamplingParams, check_label
@@ -116,7 +117,9 @@ class ServerDoor(Forwarding):
             raise HttpError(404, f"Invalid URL (POST {head.path[:LABEL_CHARS_MAX]})")
         given = None if values is None else given_prompt(head.path, values)
         whose = self._class(head, asked, values or {}, served.name)
-        tokens, keys = await self._tokens(served.name, given, whose, adapter, head)
+        added = values is not None and head.path not in _BESIDE
+        salt = salt_of(head.client.holder, whose.cache_salt, self.secret) if added else ""
+        tokens, keys = await self._tokens(served.name, given, salt, adapter, head)
         limit = max(0, asked.tokens - asked.prompt_tokens)
         if count := len(tokens) // 4:
             asked = asked._replace(prompt_tokens=count, tokens=count + limit)
@@ -127,11 +130,10 @@ class ServerDoor(Forwarding):
         asks.tokens_wanted = 1  # whether it fits, the server says
         forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
         forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
-        added = values is not None and head.path not in _BESIDE
         forward.planned = added and head.path in (CHAT, COMPLETION)
-        forward.salted = added and bool(whose.tenant or whose.cache_salt)
+        forward.salt = salt
         if values is not None and added:
-            theirs = _OURS if forward.salted else frozenset((FIELD,))
+            theirs = _OURS if salt else frozenset((FIELD,))
             if not theirs.isdisjoint(values):
                 large = is_large(body)
                 forward.body = await self.off_loop.run_large(large, head.client.holder, without, body, theirs)
@@ -140,7 +142,7 @@ class ServerDoor(Forwarding):
         return forward
 
     async def _tokens(
-        self, model: str, given: GivenPrompt | None, whose: RequestClass, adapter: str, head: Head
+        self, model: str, given: GivenPrompt | None, salt: str, adapter: str, head: Head
     ) -> tuple[bytes, bytes]:
         """Returns a prompt's tokens and block keys; empty ones if it is placed by its text."""
         prompts = self.prompts.get(model)
@@ -148,7 +150,7 @@ class ServerDoor(Forwarding):
             return b"", b""
         try:
             known_as = self.servers.named(adapter) if adapter else ""
-            return await prompts.given(given.prompt, given.rendering, whose, known_as, head.client.holder)
+            return await prompts.given(given.prompt, given.rendering, salt, known_as, head.client.holder)
         except PinyonError:  # the server may take it all the same
             return b"", b""
 

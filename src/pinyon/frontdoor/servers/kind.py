@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.block_keys import salt_of
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.frontdoor.answer import Answer
@@ -115,7 +114,7 @@ class _Attempt:
         assert isinstance(forward, ServerRequest)
         if self._known is None:
             raise Absent("The instance is not there any more.", retry_after_s=1.0)
-        body = with_additions(forward.body, self._plan(forward, self._known), self._salt(forward))
+        body = with_additions(forward.body, self._plan(forward, self._known), forward.salt)
         return self._known.server.send(forward.url, forward.fields, body, first_byte_s)
 
     def _plan(self, forward: ServerRequest, known: InstanceServer) -> str:
@@ -131,15 +130,6 @@ class _Attempt:
         )
         sealed = seal_plan(plan.SerializeToString(), self._kind.secret)
         return sealed if len(sealed) <= PLAN_CHARS_MAX else ""
-
-    def _salt(self, forward: ServerRequest) -> str:
-        whose = self._asks.request_class
-        if not forward.salted:
-            return ""
-        root = self._cluster.namespace(self._asks.model, whose.tenant, whose.cache_salt)
-        if root is None:
-            raise Absent("The instance is not there any more.", retry_after_s=1.0)
-        return salt_of(root)
 
     def answered(self, target: str, began_s: float) -> None:
         self._cluster.failures.succeeded(target, began_s)
