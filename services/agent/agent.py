@@ -84,13 +84,13 @@ class Agent:
         size, blocks = read_cache(page)
         if not (settings.block_tokens or size):
             raise Unavailable("its metrics do not tell the size of a block: give --block-tokens")
-        kind = kind_of_page(page)
+        kind, host = kind_of_page(page), settings.advertise_host or url.host
         context, weights = models[name].get("max_model_len"), f"{name}\0{models[name].get('root')}"
         return InstanceInfo(
             self.instance_id,
             secrets.token_hex(16),
             Role.MIXED,
-            f"[{url.host}]:{url.port}" if ":" in url.host else f"{url.host}:{url.port}",
+            f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}",
             name,
             settings.fingerprint or hashlib.sha256(weights.encode("utf-8", "replace")).hexdigest()[:32],
             KvLayout(1, 1, 1, settings.block_tokens or size, "unknown", "agent", 1),

@@ -177,6 +177,7 @@ async def test_the_server_is_registered_as_an_instance() -> None:
         info = (await run.registered()).info
         assert (info.role, info.model, info.max_context_tokens, info.capacity_blocks) == (Role.MIXED, "tiny", 4096, 64)
         assert info.server_url == f"http://gpu-3:{run.engine.http.port}"
+        assert info.address == f"gpu-3:{run.engine.http.port}"
         assert info.keeps_to_itself
         assert info.layout == KvLayout(1, 1, 1, BLOCK_TOKENS, "unknown", "agent", 1)
     assert run.state is None, "it has left"

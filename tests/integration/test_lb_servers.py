@@ -155,6 +155,18 @@ async def test_the_salt_of_a_client_is_replaced() -> None:
         assert "cache_salt" not in none
 
 
+async def test_a_server_at_another_host_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerInstance("i0", address="10.1.2.3:1")
+    with caplog.at_level(logging.WARNING):
+        async with running_servers(server, known=False) as bench:
+            await spin(lambda: bench.lb.clusters.home.servers)
+            await spin(lambda: caplog.records)
+            assert (await bench.post("/v1/completions", ask())).status == 503
+            assert not server.asked
+            assert not list(bench.lb.servers)
+    assert "register both with one advertise_host" in caplog.text
+
+
 async def test_other_paths_go_to_an_instance_unchanged() -> None:
     server = ServerInstance("i0")
     async with running_servers(server) as bench:
@@ -282,13 +294,27 @@ async def test_what_only_servers_understand_is_not_refused() -> None:
             {"messages": "none"},
             {"messages": [{"role": "user", "content": "x"}], "user": "u" * 400, "cache_salt": "s" * 300},
             {"messages": [{"role": "user", "content": "y" * 9000}]},
+            {"messages": [{"role": "assistant", "tool_calls": 5}]},
+            {"messages": [{"role": "user", "content": [{"type": []}]}]},
         ]
         for body in strange:
             assert (await bench.post("/v1/chat/completions", {"model": MODEL, **body})).status == 200
         for prompt in (["a", "b"], [[1, 2], [3]], [999_999], ["a"], None):
             assert (await bench.post("/v1/completions", {"model": MODEL, "prompt": prompt})).status == 200
-        assert len(server.bodies) == 10
+        assert len(server.bodies) == 12
         await bench.idle()
+
+
+async def test_what_goes_wrong_with_a_prompt_leaves_it_to_the_server() -> None:
+    server = ServerInstance("i0")
+    async with running_servers(server) as bench:
+        prompts = bench.lb.prompts[MODEL]
+        bench.lb.prompts[MODEL] = object()  # type: ignore[assignment] # whatever is asked of it raises
+        try:
+            assert (await bench.post("/v1/completions", ask())).status == 200
+        finally:
+            bench.lb.prompts[MODEL] = prompts
+        assert len(server.bodies) == 1
 
 
 # ---------------------------------------------------------------- failures
