@@ -16,9 +16,11 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
 from pinyon.messages.plan import open_plan
 from pinyon.routing.target import Report
+from pinyon.routing.two_layers import RoutingChoice, Where
 from tests.integration.lb_harness import MODEL, WAIT_S, FakeWorker, spin, tokens
 from tests.integration.servers_parts import SECRET, ServerInstance, keys_of, root_of, running_servers, tokens_of
 from tests.integration.upstream_parts import DONE, DROP, after, answers, says, streams
+from tests.on_compiled import REPLACES_METHODS
 
 LONG = "A prompt of several blocks, which one of the instances holds already, so that it should go there."
 
@@ -158,7 +160,7 @@ async def test_the_salt_of_a_client_is_replaced() -> None:
 async def test_a_server_at_another_host_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
     server = ServerInstance("i0", address="10.1.2.3:1")
     with caplog.at_level(logging.WARNING):
-        async with running_servers(server, known=False) as bench:
+        async with running_servers(server, known=False, placement_wait_s=0.1) as bench:
             await spin(lambda: bench.lb.clusters.home.servers)
             await spin(lambda: caplog.records)
             assert (await bench.post("/v1/completions", ask())).status == 503
@@ -371,6 +373,42 @@ async def test_the_only_instance_that_fails_gives_its_error() -> None:
     async with running_servers(ServerInstance("i0", answer=answers(b'{"its": "words"}', 503))) as bench:
         reply = await bench.post("/v1/completions", ask())
         assert (reply.status, reply.json) == (503, {"its": "words"})
+        await bench.idle()
+
+
+@REPLACES_METHODS
+async def test_an_instance_without_a_server_is_unavailable() -> None:
+    servers = [ServerInstance("i0"), ServerInstance("i1")]
+    async with running_servers(*servers, placement_wait_s=0.1) as bench:
+        await bench.holds(servers[0], keys_of(LONG))
+        place, asked = bench.lb.clusters.home.conductor.place, []
+
+        async def going(*message: Any) -> Any:
+            placement = await place(*message)
+            asked.append(placement.decode_instance_id)
+            if len(asked) <= gone:
+                known = bench.lb.servers._known[asked[-1]]
+                bench.lb.servers._drop(asked[-1], known)
+                known.task.cancel()
+            return placement
+
+        gone = 1
+        bench.lb.clusters.home.conductor.place = going  # type: ignore[method-assign]
+        assert (await bench.post("/v1/completions", ask())).status == 200
+        assert asked == ["i0", "i1"]
+        assert not bench.lb.clusters.home.failures.avoided(bench.lb.clock())
+        gone = 3
+        reply = await bench.post("/v1/completions", ask())
+        assert (reply.status, "retry-after" in reply.headers) == (503, True)
+        await bench.idle()
+
+
+@REPLACES_METHODS
+async def test_a_server_elsewhere_is_unavailable_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_servers(ServerInstance("i0")) as bench:
+        elsewhere = RoutingChoice(Where.REMOTE, "lb-us")
+        monkeypatch.setattr(type(bench.lb.models), "choose", lambda *_: elsewhere)
+        assert (await bench.post("/v1/completions", ask())).status == 503
         await bench.idle()
 
 
