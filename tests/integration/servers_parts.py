@@ -39,6 +39,8 @@ class ServerInstance(FakeServer):
         self.name = name
         self.info = {"model": model, "key_secret_id": secret_id(SECRET)} | changes
         self.tokens: Callable[[Any], list[int] | None] | None = tokens_of
+        self.refusal = 400
+        """The status for bodies of which it makes no tokens."""
         self.compared = asyncio.Event()
         """The event that the load balancer has asked for the last sample's tokens."""
 
@@ -59,7 +61,7 @@ class ServerInstance(FakeServer):
             self.compared.set()
         found = None if self.tokens is None else self.tokens(asked.json)
         if found is None:
-            await wire.whole(b"{}", 404 if self.tokens is None else 400)
+            await wire.whole(b"{}", 404 if self.tokens is None else self.refusal)
         else:
             await wire.whole(json.dumps({"tokens": found, "count": len(found)}).encode())
 

@@ -269,7 +269,29 @@ async def test_a_server_without_tokenize_is_believed(caplog: pytest.LogCaptureFi
             await bench.holds(servers[1], keys_of(LONG))
             assert (await bench.post("/v1/completions", ask())).status == 200
             assert [len(each.bodies) for each in servers] == [0, 1]
-    assert len([each for each in caplog.records if "no /tokenize" in each.message]) == 1
+    assert len([each for each in caplog.records if "tell nothing at /tokenize" in each.message]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+async def test_a_server_that_will_not_tokenize_now_is_asked_again(status: int) -> None:
+    server = ServerInstance("i0")
+    server.tokens, server.refusal = lambda _: None, status
+    async with running_servers(server, known=False) as bench:
+        await spin(lambda: any(each.target == "/tokenize" for each in server.asked))
+        await spin(lambda: (each := bench.lb.servers.get("i0")) is not None and not each.server.outstanding)
+        assert not bench.lb.servers.get("i0").compared
+        server.tokens = lambda _: [7]
+        await bench.known(server)
+        assert "completion" in bench.lb.servers.get("i0").differs
+
+
+async def test_a_server_that_refuses_all_prompts_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerInstance("i0")
+    server.tokens = lambda _: None
+    with caplog.at_level(logging.WARNING):
+        async with running_servers(server):
+            pass
+    assert len([each for each in caplog.records if "tell nothing at /tokenize" in each.message]) == 1
 
 
 async def test_a_model_without_a_folder_is_served_by_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -151,7 +151,7 @@ class InstanceServers:
                 self._warn(model, "folder", "no folder of it is named (--more-models)")
             elif (found := await differences(known.server, prompts)) is None:
                 self._warn(
-                    model, "unasked", "its servers have no /tokenize, so it is not known if we tokenize as they do"
+                    model, "unasked", "its servers tell nothing at /tokenize, so it is not known if we tokenize as they do"
                 )
             elif found:
                 known.differs = found
