@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
@@ -480,6 +481,31 @@ async def test_own_instances_win_over_servers(caplog: pytest.LogCaptureFixture) 
         assert len([each for each in caplog.records if "own instances serve the same model" in each.message]) == 1
     finally:
         await worker.stop()
+
+
+@pytest.mark.parametrize("model", [MODEL, "big"])
+async def test_a_model_of_servers_stays_one_without_them(model: str) -> None:
+    server = ServerInstance("i0", model=model)
+    async with running_servers(server, placement_wait_s=0.1) as bench:
+        await server.reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        await spin(lambda: not list(bench.lb.servers), 10)
+        picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+        bodies = {"chat/completions": {"messages": picture}, "completions": {"prompt": "x"}, "embeddings": {}}
+        for path, body in bodies.items():
+            reply = await bench.post(f"/v1/{path}", {"model": model, **body})
+            assert (reply.status, "retry-after" in reply.headers) == (503, True), path
+        await server.register(bench.world)
+        await spin(lambda: list(bench.lb.servers))
+        assert (await bench.post("/v1/completions", ask(model=model))).status == 200
+
+
+async def test_forgotten_servers_get_no_questions() -> None:
+    servers = [ServerInstance("i0"), ServerInstance("i1")]
+    async with running_servers(*servers, instances_grace_s=0.05) as bench:
+        for server in servers:
+            await server.reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        await spin(lambda: not bench.lb.clusters.home.servable(MODEL, bench.lb.clock()), 10)
+        await spin(lambda: not list(bench.lb.servers), 10)
 
 
 async def _registered(bench, worker: FakeWorker) -> None:

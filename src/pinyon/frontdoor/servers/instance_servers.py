@@ -58,6 +58,7 @@ class InstanceServers:
         self._known: dict[str, InstanceServer] = {}
         self._refused: set[tuple[str, str]] = set()
         """The instances that are listed now with a URL that is not asked, and their boots."""
+        self._met = False
         self._warned: set[tuple[str, str]] = set()
         """The models about which somebody was warned, with the subject."""
 
@@ -65,7 +66,8 @@ class InstanceServers:
         return iter(self._known.values())
 
     def __bool__(self) -> bool:
-        return bool(self._known or self._refused)
+        """Whether there was ever one: its model stays one of servers."""
+        return self._met
 
     def get(self, instance_id: str) -> InstanceServer | None:
         return self._known.get(instance_id)
@@ -83,6 +85,7 @@ class InstanceServers:
                 self._add(name, info)
 
     def _add(self, name: str, info: InstanceInfo) -> None:
+        self._met = True
         try:
             (url,) = parse_upstreams(info.server_url)
             if url.host.lower() != parse_address(info.address)[0].lower():
