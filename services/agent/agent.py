@@ -27,6 +27,8 @@ from services.agent.settings import AgentSettings
 
 POLL_S = 0.5
 """The time between two questions for health and metrics."""
+MISSED = 2
+"""The number of questions for health without a good answer, one after the other, from which on a server drains."""
 WARNING_S = 60.0
 """The shortest time between two warnings about batches that make no sense."""
 COPIES_MAX = 1 << 20
@@ -84,13 +86,13 @@ class Agent:
         size, blocks = read_cache(page)
         if not (settings.block_tokens or size):
             raise Unavailable("its metrics do not tell the size of a block: give --block-tokens")
-        kind = kind_of_page(page)
+        kind, host = kind_of_page(page), settings.advertise_host or url.host
         context, weights = models[name].get("max_model_len"), f"{name}\0{models[name].get('root')}"
         return InstanceInfo(
             self.instance_id,
             secrets.token_hex(16),
             Role.MIXED,
-            f"[{url.host}]:{url.port}" if ":" in url.host else f"{url.host}:{url.port}",
+            f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}",
             name,
             settings.fingerprint or hashlib.sha256(weights.encode("utf-8", "replace")).hexdigest()[:32],
             KvLayout(1, 1, 1, settings.block_tokens or size, "unknown", "agent", 1),
@@ -128,12 +130,9 @@ class Agent:
     async def _watch(self, report: ServerReport, session: ReportSession) -> None:
         """Reads the server's load, and returns when this life of it is over."""
         clock = asyncio.get_running_loop().time
-        heard_s, warned_s, malformed = clock(), -WARNING_S, self.counts["malformed_batches"]
+        heard_s, warned_s, malformed, missed = clock(), -WARNING_S, self.counts["malformed_batches"], 0
         while True:
-            try:
-                well, page = await self._get(b"/health") is not None, await self._get(b"/metrics")
-            except Unavailable:
-                well, page = False, None
+            well, page = await self._get(b"/health") is not None, await self._get(b"/metrics")
             if page and not report.read(page):
                 self.counts["restarts"] += 1
                 _log.warning("%s has restarted", self.url)
@@ -142,8 +141,9 @@ class Agent:
             if clock() - heard_s >= self.settings.gone_s:
                 _log.warning("%s is gone", self.url)
                 return
-            if report.draining == well:
-                report.draining = not well
+            missed = 0 if well else missed + 1
+            if report.draining != (missed >= MISSED):
+                report.draining = not report.draining
                 session.wake()
             if self.counts["malformed_batches"] > malformed and clock() - warned_s >= WARNING_S:
                 warned_s, malformed = clock(), self.counts["malformed_batches"]
@@ -151,6 +151,9 @@ class Agent:
             await asyncio.sleep(POLL_S)
 
     async def _get(self, path: bytes) -> bytes | None:
-        """Returns what the server answers; None if it refuses. Raises :class:`Unavailable`."""
-        status, body = await self.server.ask(path, ANSWER_S, PAGE_BYTES_MAX)
+        """Returns what the server answers; None if it refuses or does not answer."""
+        try:
+            status, body = await self.server.ask(path, ANSWER_S, PAGE_BYTES_MAX)
+        except Unavailable:
+            return None
         return body if status == 200 else None

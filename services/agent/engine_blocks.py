@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pinyon.core.block_keys import BlockKey, chain_block_keys, root_of_salt, variant
+from pinyon.core.block_keys import BlockKey, chain_block_keys, variant
 from pinyon.paging.key_changes import KeyChanges
 from services.agent.cache_events import BlockHash, Stored, read_events
 
@@ -73,8 +73,9 @@ class EngineBlocks:
         self.counts["gaps"] += 1
         return self._next
 
-    def take(self, number: int, batch: Any) -> Iterator[None]:
-        """Applies a decoded batch unless it is known; the caller lets others have their turn at each yield."""
+    def take(self, number: int, batch: Any) -> Generator[None]:
+        """Applies a decoded batch unless it is known; the caller lets others have their turn at each yield. If it ends
+        there, half a batch is known, so everything is dropped."""
         if number < self._next:
             return
         if number > self._next:
@@ -86,16 +87,20 @@ class EngineBlocks:
             self.counts["malformed_batches"] += 1
             self._drop()
             return
-        for event in events:
-            self.counts["events"] += 1
-            if isinstance(event, Stored):
-                yield from self._store(event)
-            elif event.hashes is None:
-                self._empty()
-            else:
-                self._remove(event.hashes)
-                yield
-        if self._total > self.copies_max:  # more than the engine has: its events mean something else
+        try:
+            for event in events:
+                self.counts["events"] += 1
+                if isinstance(event, Stored):
+                    yield from self._store(event)
+                elif event.hashes is None:
+                    self._empty()
+                else:
+                    self._remove(event.hashes)
+                    yield
+        except GeneratorExit:
+            self._drop()
+            raise
+        if max(self._total, len(self._keys)) > self.copies_max:  # more than there are: events mean something else
             self._drop()
 
     def _drop(self) -> None:
@@ -108,11 +113,11 @@ class EngineBlocks:
         self._keys.clear()
         self._total = 0
 
-    def _store(self, event: Stored) -> Iterator[None]:
+    def _store(self, event: Stored) -> Generator[None]:
         if event.parent is not None:
             key = self._keys.get(event.parent)
         else:
-            key = root_of_salt(event.salt) or self.start(event.salt)
+            key = self.start(event.salt)
             path = self.adapters.get(event.lora, "")
             key = variant(key, "lora", f"{event.lora}\0{path}") if event.lora else key
         size, hashes = 4 * self.block_tokens, event.hashes[: event.plain]
@@ -124,6 +129,10 @@ class EngineBlocks:
             tokens = event.tokens[size * at : size * (at + len(part))]
             keys = chain_block_keys(key or b"", tokens, self.block_tokens)
             for name, key in zip(part, keys, strict=True):
+                old = self._keys.get(name, key)
+                if old != key and (copies := self._copies.pop(old, 0)):  # the name has got another content
+                    self._total -= copies
+                    self.changes.remove(old)
                 self._keys[name] = key
                 if key not in self._copies:
                     self.changes.add(key)

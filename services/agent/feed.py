@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ WAITING_MAX = 10_000
 """The maximum number of batches that wait here; the publisher drops more, which are then replayed."""
 BATCH_BYTES_MAX = 64 << 20
 REPLAY_S = 20.0
+"""The time in which each message of a replay must come."""
 PAUSE_S = 1.0
 """The pause after a failure, before everything begins anew."""
 _END = b"\xff" * 8
@@ -71,11 +73,10 @@ class EventFeed:
         self.held.counts["replays"] += 1
         socket = _connected(context, zmq.DEALER, self.replay)
         try:
-            async with asyncio.timeout(REPLAY_S):
-                await socket.send_multipart((b"", first.to_bytes(8, "big")))
-                while (frames := await socket.recv_multipart())[-2:-1] != [_END]:
-                    if (number := self._number(frames)) is not None:
-                        await self._take(number, frames[-1])
+            await asyncio.wait_for(socket.send_multipart((b"", first.to_bytes(8, "big"))), REPLAY_S)
+            while (frames := await asyncio.wait_for(socket.recv_multipart(), REPLAY_S))[-2:-1] != [_END]:
+                if (number := self._number(frames)) is not None:
+                    await self._take(number, frames[-1])
         except TimeoutError:
             _log.warning("%s does not replay events, or too slowly", self.replay)
         finally:
@@ -86,8 +87,9 @@ class EventFeed:
             batch = msgpack.unpackb(payload)
         except ValueError:
             batch = None
-        for _ in self.held.take(number, batch):
-            await asyncio.sleep(0)
+        with closing(self.held.take(number, batch)) as steps:
+            for _ in steps:
+                await asyncio.sleep(0)
         self.changed()
 
     def _number(self, frames: Sequence[bytes]) -> int | None:

@@ -102,6 +102,8 @@ class Lb(LoadBalancer):
         layer = partial(self.models.layer, cluster=name)
         announce = partial(self.models.add, announced=True)
         cluster = ConductorCluster(layer, settings.instances_grace_s, security.secret, announce)
+        # Not at once: whoever finds out may be going through the models.
+        cluster.expired = lambda: asyncio.get_running_loop().call_soon(on_listed, (), ())
         cluster.conductor = ConductorSession(
             address,
             self.context.instance_id,

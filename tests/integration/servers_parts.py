@@ -12,8 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from pinyon.api.common.v1 import common_pb2
-from pinyon.core.block_keys import chain_block_keys, namespace, secret_id, variant
-from pinyon.frontdoor.auth import PUBLIC
+from pinyon.core.block_keys import chain_block_keys, namespace, salt_of, secret_id, variant
 from pinyon.model import load_card
 from pinyon.runtime.security import Security
 from pinyon.runtime.service import ServiceContext
@@ -40,6 +39,8 @@ class ServerInstance(FakeServer):
         self.name = name
         self.info = {"model": model, "key_secret_id": secret_id(SECRET)} | changes
         self.tokens: Callable[[Any], list[int] | None] | None = tokens_of
+        self.refusal = 400
+        """The status for bodies of which it makes no tokens."""
         self.compared = asyncio.Event()
         """The event that the load balancer has asked for the last sample's tokens."""
 
@@ -60,7 +61,7 @@ class ServerInstance(FakeServer):
             self.compared.set()
         found = None if self.tokens is None else self.tokens(asked.json)
         if found is None:
-            await wire.whole(b"{}", 404 if self.tokens is None else 400)
+            await wire.whole(b"{}", 404 if self.tokens is None else self.refusal)
         else:
             await wire.whole(json.dumps({"tokens": found, "count": len(found)}).encode())
 
@@ -83,15 +84,15 @@ def tokens_of(body: Any) -> list[int] | None:
     return [int(each) for each in template.encode_chat(body["messages"], as_given=True, **how)]
 
 
-def keys_of(text: str, tenant: str = PUBLIC.tenant, salt: str = "", adapter: str = "") -> list[bytes]:
+def keys_of(text: str, tenant: str = "", salt: str = "", adapter: str = "") -> list[bytes]:
     """Returns the block keys of a completion's prompt for an instance of the test."""
     tokens = load_card().tokenizer.encode(text).tobytes()
     root = root_of(tenant, salt)
-    return chain_block_keys(variant(root, "lora", adapter) if adapter else root, tokens, BLOCK_TOKENS)
+    return chain_block_keys(variant(root, "lora", f"{adapter}\0") if adapter else root, tokens, BLOCK_TOKENS)
 
 
-def root_of(tenant: str = PUBLIC.tenant, salt: str = "") -> bytes:
-    return namespace("f", LAYOUT_ID, tenant, SECRET, salt)
+def root_of(tenant: str = "", salt: str = "") -> bytes:
+    return namespace("f", LAYOUT_ID, "", SECRET, salt_of(tenant, salt, SECRET))
 
 
 @dataclass

@@ -7,6 +7,8 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from pinyon.placement.instances import InstanceState
 from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.tasks import ended
 from pinyon.runtime.telemetry import Telemetry
+from services.agent.engine_blocks import COUNTED, EngineBlocks
+from services.agent.report import ServerReport
 from services.agent.settings import AgentSettings
 from tests.integration.conductor_parts import WAIT_S, World
 from tests.integration.lb_harness import port_of
@@ -30,6 +34,7 @@ zmq_asyncio = pytest.importorskip("zmq.asyncio")
 zmq = pytest.importorskip("zmq")
 msgpack = pytest.importorskip("msgpack")
 
+from services.agent.agent import PAGE_BYTES_MAX, Agent  # noqa: E402
 from services.agent.app import serving  # noqa: E402  # needs what may be missing
 
 LONG, SHORT = Prompt(tuple(range(41))), Prompt(tuple(range(100, 121)))
@@ -44,6 +49,16 @@ process_start_time_seconds {started}
 """
 
 
+class Pages(dict[str, bytes]):
+    """Pages that a server shows, and how often they were read."""
+
+    reads = 0
+
+    def get(self, path: str, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(path, default)
+
+
 class FakeEngine:
     """An engine's life, and the next one after ``restart``."""
 
@@ -55,6 +70,8 @@ class FakeEngine:
         self.addresses = [f"tcp://127.0.0.1:{port_of(self)}" for _ in range(2)]
         self.context = zmq_asyncio.Context()
         self.started = itertools.count(1_000_000)
+        self.pause_s = 0.0
+        """The pause before each message of a replay."""
         self.topic = [b"kv"]
         """The topic as replays have it, if they have one."""
         self.begin()
@@ -95,6 +112,7 @@ class FakeEngine:
             caller, _, first = await self.router.recv_multipart()
             for number, payload in list(self.published):
                 if number >= int.from_bytes(first, "big"):
+                    await asyncio.sleep(self.pause_s)
                     await self.router.send_multipart((caller, b"", *self.topic, number.to_bytes(8, "big"), payload))
             await self.router.send_multipart((caller, b"", *self.topic, b"\xff" * 8, b""))
 
@@ -151,12 +169,15 @@ async def bench(
     replay: bool | str = True,
     begun: Sequence[Prompt] = (),
     topic_of_replays: Sequence[bytes] = (b"kv",),
+    shown: bytes = b"",
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(World(index_stride_tokens=BLOCK_TOKENS))
         engine = FakeEngine()
         engine.topic = list(topic_of_replays)
+        if shown:
+            engine.http.told["/metrics"] = shown
         stack.callback(engine.context.destroy, linger=0)
         await engine.start()
         stack.push_async_callback(engine.stop)
@@ -177,6 +198,7 @@ async def test_the_server_is_registered_as_an_instance() -> None:
         info = (await run.registered()).info
         assert (info.role, info.model, info.max_context_tokens, info.capacity_blocks) == (Role.MIXED, "tiny", 4096, 64)
         assert info.server_url == f"http://gpu-3:{run.engine.http.port}"
+        assert info.address == f"gpu-3:{run.engine.http.port}"
         assert info.keeps_to_itself
         assert info.layout == KvLayout(1, 1, 1, BLOCK_TOKENS, "unknown", "agent", 1)
     assert run.state is None, "it has left"
@@ -194,18 +216,19 @@ async def test_prompts_of_tenants_and_adapters_are_found() -> None:
     async with bench() as run:
         info, engine = (await run.subscribed()).info, run.engine
         assert info.layout is not None
-        public, anna = (namespace(info.model_fingerprint, info.layout.layout_id, tenant) for tenant in ("", "anna"))
-        of_anna = Prompt(LONG.tokens, salt=salt_of(anna), lora="sql")
+        salt = salt_of("anna", "", b"")
+        public, anna = (namespace(info.model_fingerprint, info.layout.layout_id, "", b"", each) for each in ("", salt))
+        of_anna = Prompt(LONG.tokens, salt=salt, lora="sql")
         for prompt in (SHORT, of_anna):
             await engine.publish(engine.model.store(prompt))
         await run.known(15)
         assert run.prefix(public, SHORT) == 5
-        assert run.prefix(variant(anna, "lora", "sql"), LONG) == 10
+        assert run.prefix(variant(anna, "lora", "sql\0"), LONG) == 10
         assert not run.prefix(public, LONG)
         assert not run.prefix(anna, LONG)
         await engine.publish([event for _ in range(4) for event in engine.model.evict(-1)])
         await run.known(11)
-        assert run.prefix(variant(anna, "lora", "sql"), LONG) == 6
+        assert run.prefix(variant(anna, "lora", "sql\0"), LONG) == 6
         await engine.publish(engine.model.clear())
         await run.known(0)
 
@@ -219,6 +242,18 @@ async def test_batches_that_were_lost_are_replayed() -> None:
         await run.engine.publish(run.engine.model.store(LONG), lost=True)
         await run.engine.publish([])
         await run.known(14)
+        assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
+
+
+async def test_a_slow_replay_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.feed.REPLAY_S", 1.0)
+    async with bench() as run:
+        await run.subscribed()
+        for at in range(7):
+            await run.engine.publish(run.engine.model.store(Prompt((at,) * BLOCK_TOKENS)), lost=True)
+        run.engine.pause_s = 0.2
+        await run.engine.publish([])
+        await run.known(7)
         assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
 
 
@@ -296,6 +331,46 @@ async def test_an_unwell_server_drains() -> None:
         run.engine.http.health = 200
         await eventually(lambda: state.schedulable, "it serves")
         assert run.state is state
+
+
+async def test_a_server_whose_metrics_fail_is_well() -> None:
+    async with bench(gone_s=0.5, block_tokens=BLOCK_TOKENS) as run:
+        state = await run.registered()
+        run.engine.http.told = pages = Pages({"/metrics": b"#" * (PAGE_BYTES_MAX + 1)})
+        await eventually(lambda: pages.reads >= 4, "it was asked again")
+        assert run.state is state
+        assert not state.load.draining
+
+
+async def test_metrics_are_not_needed_if_the_block_is_known() -> None:
+    large = b"#" * (PAGE_BYTES_MAX + 1)
+    async with bench(begun=[SHORT], shown=large, block_tokens=BLOCK_TOKENS) as run:
+        assert (await run.subscribed()).info.capacity_blocks == 0
+        await run.known(5)
+
+
+async def test_one_missed_answer_is_no_reason_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.agent.POLL_S", 0.0)
+    healths = iter((200, 503, 200, 503, 503, 200, 200))
+    page, restarted = (b"process_start_time_seconds %d" % at for at in (1, 2))
+    seen: list[tuple[int, bool]] = []
+
+    class Asked:
+        questions = 0
+
+        async def ask(self, path: bytes, *_: Any) -> tuple[int, bytes]:
+            if path == b"/health":
+                self.questions += 1
+                return next(healths), b""
+            return 200, page if self.questions < 7 else restarted
+
+    asked, counts = Asked(), dict.fromkeys(COUNTED, 0)
+    settings: Any = AgentSettings(server="http://127.0.0.1:1", conductor="127.0.0.1:1")
+    agent = Agent(settings, asked, "", "agent", b"", None, counts=counts)  # type: ignore[arg-type]
+    report = ServerReport(None, 0, EngineBlocks(partial(namespace, "", "", ""), 1, 1, counts))
+    session: Any = SimpleNamespace(wake=lambda: seen.append((asked.questions, report.draining)))
+    await agent._watch(report, session)
+    assert seen == [(5, True), (6, False)]
 
 
 async def test_the_load_is_that_of_the_metrics() -> None:

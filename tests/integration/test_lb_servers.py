@@ -11,25 +11,23 @@ import grpc
 import pytest
 
 from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
 from pinyon.messages.plan import open_plan
 from pinyon.routing.target import Report
+from pinyon.routing.two_layers import RoutingChoice, Where
 from tests.integration.lb_harness import MODEL, WAIT_S, FakeWorker, spin, tokens
 from tests.integration.servers_parts import SECRET, ServerInstance, keys_of, root_of, running_servers, tokens_of
 from tests.integration.upstream_parts import DONE, DROP, after, answers, says, streams
+from tests.on_compiled import REPLACES_METHODS
 
 LONG = "A prompt of several blocks, which one of the instances holds already, so that it should go there."
 
 
 def ask(prompt: str = LONG, **fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4, **fields}).encode()
-
-
-def with_salt(body: bytes) -> bytes:
-    """Returns the body with the salt of the public tenant."""
-    return body.replace(b"{", b'{"cache_salt":"%b",' % salt_of(root_of()).encode(), 1)
 
 
 def plan_of(body: bytes) -> Any:
@@ -108,7 +106,7 @@ async def test_a_body_arrives_as_it_was_after_the_plan() -> None:
         (sent,) = server.bodies
         plan = plan_of(sent)
         sealed = json.loads(sent)["kv_transfer_params"]["pinyon"]
-        added = f'"kv_transfer_params":{{"pinyon":"{sealed}"}},"cache_salt":"{salt_of(root_of())}",'
+        added = f'"kv_transfer_params":{{"pinyon":"{sealed}"}},'
         assert sent == body.replace(b"{", b"{" + added.encode(), 1)
         assert plan.request_id.startswith("abc.")
         assert plan.request_class.session == "s"
@@ -120,7 +118,7 @@ async def test_an_instance_without_a_connector_gets_no_plan() -> None:
     async with running_servers(server) as bench:
         body = ask()
         assert (await bench.post("/v1/completions", body)).status == 200
-        assert server.bodies == [with_salt(body)]
+        assert server.bodies == [body]
 
 
 @pytest.mark.parametrize("name", ['"kv_transfer_params"', '"kv\\u005ftransfer_params"'])
@@ -133,7 +131,7 @@ async def test_clients_cannot_send_transfer_parameters(name: str) -> None:
         by_key, other = server.bodies
         assert plan_of(by_key).request_id
         assert json.loads(by_key)["kv_transfer_params"].keys() == {"pinyon"}
-        assert json.loads(other) == {"model": "pinyon-tiny", "prompt": "hi", "cache_salt": salt_of(root_of())}
+        assert json.loads(other) == {"model": "pinyon-tiny", "prompt": "hi"}
 
 
 async def test_tenants_and_salts_have_caches_of_their_own(tmp_path) -> None:
@@ -145,18 +143,31 @@ async def test_tenants_and_salts_have_caches_of_their_own(tmp_path) -> None:
             headers = {"authorization": f"Bearer {key}"}
             assert (await bench.post("/v1/completions", ask(**salt), headers)).status == 200
         salts = [json.loads(body)["cache_salt"] for body in server.bodies]
-        assert salts == [salt_of(root_of(*whose)) for whose in (("tenant-a",), ("tenant-b",), ("tenant-b", "own"))]
+        owners = (("tenant-a", ""), ("tenant-b", ""), ("tenant-b", "own"))
+        assert salts == [salt_of(*owner, SECRET) for owner in owners]
         assert [plan_of(body).request_class.tenant for body in server.bodies] == ["tenant-a", "tenant-b", "tenant-b"]
 
 
-async def test_the_salt_of_a_client_is_replaced_by_a_root() -> None:
+async def test_the_salt_of_a_client_is_replaced() -> None:
     server = ServerInstance("i0", keeps_to_itself=True)
     async with running_servers(server) as bench:
         assert (await bench.post("/v1/completions", ask(cache_salt="own"))).status == 200
         assert (await bench.post("/v1/completions", ask())).status == 200
-        own, none = [json.loads(body)["cache_salt"] for body in server.bodies]
-        assert own == salt_of(root_of(salt="own"))
-        assert none == salt_of(root_of())
+        own, none = map(json.loads, server.bodies)
+        assert own["cache_salt"] == salt_of("", "own", SECRET)
+        assert "cache_salt" not in none
+
+
+async def test_a_server_at_another_host_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerInstance("i0", address="10.1.2.3:1")
+    with caplog.at_level(logging.WARNING):
+        async with running_servers(server, known=False, placement_wait_s=0.1) as bench:
+            await spin(lambda: bench.lb.clusters.home.servers)
+            await spin(lambda: caplog.records)
+            assert (await bench.post("/v1/completions", ask())).status == 503
+            assert not server.asked
+            assert not list(bench.lb.servers)
+    assert "register both with one advertise_host" in caplog.text
 
 
 async def test_other_paths_go_to_an_instance_unchanged() -> None:
@@ -166,7 +177,7 @@ async def test_other_paths_go_to_an_instance_unchanged() -> None:
         for path in ("/v1/embeddings", "/v1/responses", "/tokenize"):
             assert (await bench.post(path, body, {"client": "1"})).status == 200
         assert [each.target for each in server.requests] == ["/v1/embeddings", "/v1/responses", "/tokenize"]
-        assert server.bodies == [with_salt(body), with_salt(body), body]
+        assert server.bodies == [body] * 3
         assert (await bench.post("/v1/embeddings", b'{"model": "other"}')).status == 404
         for target in ("http://lb/tokenize", "/v1/load_lora_adapter", "/v1/../tokenize", "/v1/completions#x"):
             assert (await bench.post(target, body)).status == 404, target
@@ -224,7 +235,6 @@ async def test_an_adapter_has_block_keys_of_its_own() -> None:
         await bench.holds(servers[2], keys_of(LONG, adapter="tuned"))
         assert (await bench.post("/v1/completions", ask(model="tuned"))).status == 200
         assert [len(each.bodies) for each in servers] == [0, 0, 1]
-        assert json.loads(servers[2].bodies[0])["cache_salt"] == salt_of(root_of())
 
 
 # ---------------------------------------------------------------- tokens
@@ -260,7 +270,29 @@ async def test_a_server_without_tokenize_is_believed(caplog: pytest.LogCaptureFi
             await bench.holds(servers[1], keys_of(LONG))
             assert (await bench.post("/v1/completions", ask())).status == 200
             assert [len(each.bodies) for each in servers] == [0, 1]
-    assert len([each for each in caplog.records if "no /tokenize" in each.message]) == 1
+    assert len([each for each in caplog.records if "tell nothing at /tokenize" in each.message]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+async def test_a_server_that_will_not_tokenize_now_is_asked_again(status: int) -> None:
+    server = ServerInstance("i0")
+    server.tokens, server.refusal = lambda _: None, status
+    async with running_servers(server, known=False) as bench:
+        await spin(lambda: any(each.target == "/tokenize" for each in server.asked))
+        await spin(lambda: (each := bench.lb.servers.get("i0")) is not None and not each.server.outstanding)
+        assert not bench.lb.servers.get("i0").compared
+        server.tokens = lambda _: [7]
+        await bench.known(server)
+        assert "completion" in bench.lb.servers.get("i0").differs
+
+
+async def test_a_server_that_refuses_all_prompts_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerInstance("i0")
+    server.tokens = lambda _: None
+    with caplog.at_level(logging.WARNING):
+        async with running_servers(server):
+            pass
+    assert len([each for each in caplog.records if "tell nothing at /tokenize" in each.message]) == 1
 
 
 async def test_a_model_without_a_folder_is_served_by_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -287,13 +319,27 @@ async def test_what_only_servers_understand_is_not_refused() -> None:
             {"messages": "none"},
             {"messages": [{"role": "user", "content": "x"}], "user": "u" * 400, "cache_salt": "s" * 300},
             {"messages": [{"role": "user", "content": "y" * 9000}]},
+            {"messages": [{"role": "assistant", "tool_calls": 5}]},
+            {"messages": [{"role": "user", "content": [{"type": []}]}]},
         ]
         for body in strange:
             assert (await bench.post("/v1/chat/completions", {"model": MODEL, **body})).status == 200
         for prompt in (["a", "b"], [[1, 2], [3]], [999_999], ["a"], None):
             assert (await bench.post("/v1/completions", {"model": MODEL, "prompt": prompt})).status == 200
-        assert len(server.bodies) == 10
+        assert len(server.bodies) == 12
         await bench.idle()
+
+
+async def test_what_goes_wrong_with_a_prompt_leaves_it_to_the_server() -> None:
+    server = ServerInstance("i0")
+    async with running_servers(server) as bench:
+        prompts = bench.lb.prompts[MODEL]
+        bench.lb.prompts[MODEL] = object()  # type: ignore[assignment] # whatever is asked of it raises
+        try:
+            assert (await bench.post("/v1/completions", ask())).status == 200
+        finally:
+            bench.lb.prompts[MODEL] = prompts
+        assert len(server.bodies) == 1
 
 
 # ---------------------------------------------------------------- failures
@@ -353,6 +399,42 @@ async def test_the_only_instance_that_fails_gives_its_error() -> None:
         await bench.idle()
 
 
+@REPLACES_METHODS
+async def test_an_instance_without_a_server_is_unavailable() -> None:
+    servers = [ServerInstance("i0"), ServerInstance("i1")]
+    async with running_servers(*servers, placement_wait_s=0.1) as bench:
+        await bench.holds(servers[0], keys_of(LONG))
+        place, asked = bench.lb.clusters.home.conductor.place, []
+
+        async def going(*message: Any) -> Any:
+            placement = await place(*message)
+            asked.append(placement.decode_instance_id)
+            if len(asked) <= gone:
+                known = bench.lb.servers._known[asked[-1]]
+                bench.lb.servers._drop(asked[-1], known)
+                known.task.cancel()
+            return placement
+
+        gone = 1
+        bench.lb.clusters.home.conductor.place = going  # type: ignore[method-assign]
+        assert (await bench.post("/v1/completions", ask())).status == 200
+        assert asked == ["i0", "i1"]
+        assert not bench.lb.clusters.home.failures.avoided(bench.lb.clock())
+        gone = 3
+        reply = await bench.post("/v1/completions", ask())
+        assert (reply.status, "retry-after" in reply.headers) == (503, True)
+        await bench.idle()
+
+
+@REPLACES_METHODS
+async def test_a_server_elsewhere_is_unavailable_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_servers(ServerInstance("i0")) as bench:
+        elsewhere = RoutingChoice(Where.REMOTE, "lb-us")
+        monkeypatch.setattr(type(bench.lb.models), "choose", lambda *_: elsewhere)
+        assert (await bench.post("/v1/completions", ask())).status == 503
+        await bench.idle()
+
+
 async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     server = ServerInstance("i0", answer=after(asyncio.Event()))
     async with running_servers(server) as bench:
@@ -399,6 +481,31 @@ async def test_own_instances_win_over_servers(caplog: pytest.LogCaptureFixture) 
         assert len([each for each in caplog.records if "own instances serve the same model" in each.message]) == 1
     finally:
         await worker.stop()
+
+
+@pytest.mark.parametrize("model", [MODEL, "big"])
+async def test_a_model_of_servers_stays_one_without_them(model: str) -> None:
+    server = ServerInstance("i0", model=model)
+    async with running_servers(server, placement_wait_s=0.1) as bench:
+        await server.reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        await spin(lambda: not list(bench.lb.servers), 10)
+        picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+        bodies = {"chat/completions": {"messages": picture}, "completions": {"prompt": "x"}, "embeddings": {}}
+        for path, body in bodies.items():
+            reply = await bench.post(f"/v1/{path}", {"model": model, **body})
+            assert (reply.status, "retry-after" in reply.headers) == (503, True), path
+        await server.register(bench.world)
+        await spin(lambda: list(bench.lb.servers))
+        assert (await bench.post("/v1/completions", ask(model=model))).status == 200
+
+
+async def test_forgotten_servers_get_no_questions() -> None:
+    servers = [ServerInstance("i0"), ServerInstance("i1")]
+    async with running_servers(*servers, instances_grace_s=0.05) as bench:
+        for server in servers:
+            await server.reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        await spin(lambda: not bench.lb.clusters.home.servable(MODEL, bench.lb.clock()), 10)
+        await spin(lambda: not list(bench.lb.servers), 10)
 
 
 async def _registered(bench, worker: FakeWorker) -> None:

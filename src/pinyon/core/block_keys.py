@@ -47,28 +47,15 @@ def namespace(
     return digest[:-1] + _PLACES[0]
 
 
-_SALT: Final = "pinyon:"
-
-
 def variant(root: BlockKey, kind: str, name: str) -> BlockKey:
     """Returns the chain's start for what changes the KV of all tokens, such as an adapter (``lora``) of that name."""
     return xxh3_128_digest(root + f"{kind}:{name}".encode("utf-8", "replace"))[:-1] + _PLACES[0]
 
 
-def salt_of(root: BlockKey) -> str:
-    """Returns the ``cache_salt`` by which an OpenAI-compatible engine keeps to itself what starts from this root."""
-    return _SALT + root.hex()
-
-
-def root_of_salt(salt: str) -> BlockKey | None:
-    """Returns the root that :func:`salt_of` was given; None if the salt is somebody else's."""
-    text = salt.removeprefix(_SALT)
-    if text == salt or len(text) != 2 * KEY_BYTES:
-        return None
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return None
+def salt_of(tenant: str, cache_salt: str, secret: bytes) -> str:
+    """Returns the ``cache_salt`` by which an OpenAI-compatible engine keeps a tenant's requests with this salt apart;
+    empty if both are empty. It is no key, and nobody without the secret can make it."""
+    return "pinyon:" + namespace("", "salt", tenant, secret, cache_salt).hex() if tenant or cache_salt else ""
 
 
 def secret_id(secret: bytes) -> str:

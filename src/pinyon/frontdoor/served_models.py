@@ -118,6 +118,9 @@ class ServedModels:
         """Returns the model of that name, new if it was unknown; None for one model too many, or none of our own. An
         instance with a server may have ``announced`` any other."""
         found = self.by_name.get(name)
+        if found is None and announced and len(self.by_name) >= MODELS_MAX:
+            for each in list(self.by_name):  # models of servers stay while there is room
+                self.drop_unserved(each)
         if found is None and (announced or not self._fixed) and len(self.by_name) < MODELS_MAX:
             remote = Layer(remote_pushing(self._pushing), ROUTING_POLICIES.make(self._routing))
             layers = TwoLayers(self.region, self._own_layer(), remote, self.geography)

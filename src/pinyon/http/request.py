@@ -83,7 +83,7 @@ def _path(target: bytes) -> str:
 
 
 def _read_fields(head: RequestHead) -> None:
-    length, chunked, hosts = b"", False, 0
+    length, chunked, hosts, types = b"", False, 0, 0
     for name, value in head.fields:
         if name == b"host":
             hosts += 1
@@ -93,6 +93,7 @@ def _read_fields(head: RequestHead) -> None:
                 raise invalid()
         elif name == b"content-type":
             head.content_type = value
+            types += 1
         elif name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
                 raise HttpError(501, "The only transfer coding that is understood is chunked.")
@@ -103,6 +104,8 @@ def _read_fields(head: RequestHead) -> None:
             head.expects_continue = not head.old and value.strip().lower() == b"100-continue"
     if hosts > 1 or (not hosts and not head.old):
         raise HttpError(400, "A request must have one Host header field.")
+    if types > 1:
+        raise HttpError(400, "A request must have one Content-Type header field at most.")
     if chunked:
         if head.old or length:
             raise invalid()

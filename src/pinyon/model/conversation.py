@@ -36,6 +36,8 @@ def _message(message: Any, parts: bool) -> dict[str, Any]:
     made["content"] = [{"type": "text", "text": text} for text in texts] if as_parts else joined
     if role == "assistant":
         if calls := message.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise InvalidArgument("tool calls that are no list", field="messages")
             made["tool_calls"] = [_call(each) for each in calls]
         if (reasoning := message.get("reasoning")) is not None:
             made["reasoning"] = made["reasoning_content"] = reasoning
@@ -55,7 +57,8 @@ def _parts(content: Any) -> Sequence[Any]:
 def _text(part: Any) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and (kind := part.get("type", "text")) in _TEXT_PARTS:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind in _TEXT_PARTS:
         text = part.get(kind if kind in ("refusal", "thinking") else "text")
         if isinstance(text, str):
             return text

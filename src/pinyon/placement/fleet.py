@@ -224,7 +224,7 @@ class Fleet:
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
                 known = sum(state.info.role.prefills for state in self._groups[group_id].values())
-                asked = 0 if any(state.info.keeps_to_itself for state in group) else sources.every
+                asked = 0 if all(state.info.keeps_to_itself for state in prefills) else sources.every
                 together = self.together or any(state.info.server_url for state in group)
                 pools.append(Pool(layout, prefills, decodes, sources, asked, room, known, together))
         return tuple(pools)

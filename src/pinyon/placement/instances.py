@@ -282,7 +282,8 @@ class Sources:
         self._by_bit = {state.bit: state for state in members}
         self._of_address: dict[str, int] = {}
         for state in self._by_bit.values():
-            self.every |= state.bit
+            if not state.info.keeps_to_itself:
+                self.every |= state.bit
             self._of_address[state.info.address] = self._of_address.get(state.info.address, 0) | state.bit
             if state.info.role is Role.STORE:
                 self.stores |= state.bit

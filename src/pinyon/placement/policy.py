@@ -220,7 +220,10 @@ class Pool:
         return max(1, key_tokens // self.layout.block_tokens)
 
     def asked_by(self, reader: InstanceState) -> int:
-        """Returns the bits of the sources that did not just fail the reader, which may be one of them."""
+        """Returns the bits of the sources that did not just fail the reader, which may be one of them; none for a
+        reader that keeps to itself."""
+        if reader.info.keeps_to_itself:
+            return 0
         failed = reader.load.failed_sources
         return self.asked & ~self.sources.at(failed) if failed else self.asked
 

@@ -61,6 +61,8 @@ class Scheduler:
             shared = request.block_keys
         kept = request if decision.alternate is not None else None  # only a request with an alternate may move
         fleet.inflight.add(request.request_id, decision, blocks, now_s, expected, kept, decoded_keys=shared)
+        if decision.prefill.info.keeps_to_itself:  # nothing reports the begin: the predicted time ends by itself
+            fleet.inflight.begin_prefill(request.request_id, decision.prefill, now_s)
         return decision
 
     def decide(self, request: PlacementRequest, now_s: float) -> PlacementDecision:

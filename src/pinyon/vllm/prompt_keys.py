@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from pinyon.core.block_keys import BlockKey, chain_block_keys, namespace, root_of_salt, tokens_to_bytes, variant
+from pinyon.core.block_keys import BlockKey, chain_block_keys, namespace, tokens_to_bytes, variant
 
 
 class KeySpace:
@@ -19,9 +19,8 @@ class KeySpace:
         self.block_tokens = block_tokens
 
     def root(self, request: Any) -> BlockKey:
-        """Returns where the request's chain starts: a load balancer's salt names the tenant's root."""
-        salt = request.cache_salt or ""
-        root = root_of_salt(salt) or namespace(self.fingerprint, self._layout_id, "", self._secret, salt)
+        """Returns where the request's chain starts: a load balancer's salt stands for the tenant."""
+        root = namespace(self.fingerprint, self._layout_id, "", self._secret, request.cache_salt or "")
         adapter = request.lora_request
         return variant(root, "lora", f"{adapter.lora_name}\0{adapter.lora_path}") if adapter else root
 

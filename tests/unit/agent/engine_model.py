@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pinyon.core.block_keys import chain_block_keys, namespace, root_of_salt, tokens_to_bytes, variant
+from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes, variant
 from services.agent.cache_events import _MEMBERS
 
 BLOCK_TOKENS = 4
@@ -25,9 +25,9 @@ class Prompt:
 
     def keys(self) -> list[bytes]:
         """Returns the keys of the blocks that have one."""
-        root = (root_of_salt(self.salt) if self.salt else None) or START(self.salt)
+        root = START(self.salt)
         if self.lora:
-            root = variant(root, "lora", self.lora)
+            root = variant(root, "lora", f"{self.lora}\0")
         return chain_block_keys(root, tokens_to_bytes(self.tokens), BLOCK_TOKENS)[: self.image_at]
 
     def names(self, raw: bool) -> list[int | bytes]:

@@ -25,6 +25,45 @@ def test_more_copies_than_there_can_be_are_not_believed() -> None:
     assert (len(blocks), counts["drops"]) == (0, 1)
 
 
+def test_names_that_nobody_removes_are_not_kept() -> None:
+    counts = dict.fromkeys(COUNTED, 0)
+    blocks = EngineBlocks(START, BLOCK_TOKENS, 10, counts)
+    for number in range(11):
+        content = {"block_hashes": [number], "token_ids": [1] * BLOCK_TOKENS, "block_size": BLOCK_TOKENS}
+        other = {"block_hashes": [-1], "token_ids": [1] * BLOCK_TOKENS, "block_size": BLOCK_TOKENS}
+        events = [{"type": "BlockStored", **each} for each in (content, other)]
+        events += [{"type": "BlockRemoved", "block_hashes": [-1]} for _ in range(2)]
+        assert counts["drops"] == 0
+        list(blocks.take(number, [1.5, events]))
+        assert not len(blocks)
+    assert (len(blocks._keys), counts["drops"]) == (0, 1)
+
+
+def test_a_name_of_another_content_takes_back_the_old_one() -> None:
+    blocks = EngineBlocks(START, BLOCK_TOKENS, 10, dict.fromkeys(COUNTED, 0))
+    old, new = Prompt((1,) * BLOCK_TOKENS), Prompt((2,) * BLOCK_TOKENS)
+    for number, prompt in enumerate((old, old, new)):
+        (event,) = EngineModel().store(prompt)
+        list(blocks.take(number, [1.5, [event | {"block_hashes": [7]}]]))
+    assert blocks.keys() == new.keys()
+    assert blocks.changes.drain() == (new.keys(), [])
+    list(blocks.take(3, [1.5, [{"type": "BlockRemoved", "block_hashes": [7]}]]))
+    assert (blocks.keys(), blocks._keys, blocks._total) == ([], {}, 0)
+
+
+def test_a_batch_that_is_cut_off_drops_everything() -> None:
+    counts = dict.fromkeys(COUNTED, 0)
+    blocks = EngineBlocks(START, BLOCK_TOKENS, 10_000, counts)
+    long, short = Prompt(tuple(range((SLICE_BLOCKS + 5) * BLOCK_TOKENS))), Prompt((1,) * BLOCK_TOKENS)
+    steps = blocks.take(0, [1.5, EngineModel().store(long)])
+    next(steps)
+    assert len(blocks) == SLICE_BLOCKS
+    steps.close()
+    assert (len(blocks), counts["drops"]) == (0, 1)
+    list(blocks.take(1, [1.5, EngineModel().store(short)]))
+    assert blocks.keys() == short.keys()
+
+
 def test_blocks_of_another_size_get_no_key() -> None:
     counts = dict.fromkeys(COUNTED, 0)
     blocks = EngineBlocks(START, 2 * BLOCK_TOKENS, 10, counts)

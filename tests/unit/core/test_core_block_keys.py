@@ -14,6 +14,7 @@ from pinyon.core.block_keys import (
     chain_block_keys,
     namespace,
     pack_keys,
+    salt_of,
     secret_id,
     tokens_to_bytes,
     unpack_keys,
@@ -80,6 +81,14 @@ def test_a_salt_is_a_namespace_of_its_own(secret):
     assert namespace("m", "l", "t", secret, "") == plain
     starts = {namespace("m", "l", tenant, secret, salt) for tenant, salt in (("t", "a"), ("t", "b"), ("ta", ""))}
     assert len({*starts, plain}) == 4
+
+
+def test_an_engine_gets_another_salt_for_each_owner():
+    owners = [("t", ""), ("t", "a"), ("ta", ""), ("", "a"), ("", "ta")]
+    salts = {salt_of(*owner, secret) for owner in owners for secret in (b"", b"one", b"two")}
+    assert len(salts) == 3 * len(owners)
+    assert all(salt.startswith("pinyon:") and salt.isascii() for salt in salts)
+    assert salt_of("", "", b"one") == ""
 
 
 def test_no_two_owners_share_a_namespace():

@@ -76,6 +76,7 @@ def test_requests_are_read_one_by_one(step):
         (CHUNKED + b"1000\r\n" + b"a" * 4096 + b"\r\n1000\r\n", 413),
         (CHUNKED + b"1;" + b"x" * 300, 400),
         (CHUNKED + b"1;xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\na\r\n" * 600, 400),
+        (POST + b"Content-Type: multipart/form-data\r\nContent-type: application/json\r\n\r\n", 400),
         (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505),
         (b"GET / HTTP/0.9\r\nhost: x\r\n\r\n", 505),
         (b"GET /\r\n\r\n", 400),

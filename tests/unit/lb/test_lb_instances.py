@@ -37,6 +37,14 @@ def listed(**boots: str) -> conductor_pb2.InstanceList:
     )  # fmt: skip
 
 
+def with_servers(message: conductor_pb2.InstanceList, *names: str) -> conductor_pb2.InstanceList:
+    """Returns the list, in which these instances have servers and a layout of their own."""
+    for each in message.instances:
+        if each.info.instance_id in names:
+            each.info.server_url, each.info.layout.layers = f"http://{each.info.instance_id}:8000", 2
+    return message
+
+
 def empty_view(routing: str = "least_loaded") -> ConductorCluster:
     layer = Layer(Blind(), ROUTING_POLICIES.make(routing))
     return ConductorCluster({MODEL: layer}.get)
@@ -224,3 +232,27 @@ def test_all_are_choices_again_when_watching_ends():
     models.use(pushing="blind")
     clusters.update_sessions()
     assert live_of(models) == {"a": True, "b": True}
+
+
+def test_own_instances_outrank_servers_only_if_they_can_serve() -> None:
+    view = empty_view()
+    for boot, by_servers in (("-1", True), ("1", False), ("-1", True)):
+        view.update(with_servers(listed(own=boot, server="1"), "server"), 0.0)
+        assert (view.by_servers, set(view.servers)) == (({MODEL}, {"server"}) if by_servers else (set(), set()))
+        assert (known := view.model(MODEL)) is not None
+        assert known.layout.layers == (2 if by_servers else 1)
+        assert chosen(view, 0.0) == ("server" if by_servers else "own")
+    prefills = with_servers(listed(own="1", server="1"), "server")
+    prefills.instances[0].info.role = common_pb2.ROLE_PREFILL
+    view.update(prefills, 0.0)
+    assert set(view.servers) == {"server"}
+
+
+def test_servers_that_are_forgotten_are_told_of() -> None:
+    view, told = empty_view(), []
+    view.expired = lambda: told.append(set(view.servers))
+    view.update(with_servers(listed(a="1", b="1"), "a", "b"), 0.0, first=True)
+    view.update(listed(), 1.0, first=True)
+    assert view.servable(MODEL, 2.0)
+    assert not view.servable(MODEL, 12.0)
+    assert told == [set()]

@@ -40,5 +40,12 @@ def test_parameters_become_null_wherever_they_are() -> None:
     answer = 'data: {"é":1,"kv_transfer_params" : {"pinyon":{"b":"}\\"}"}}}\n\ndata: {"kv_transfer_params":{}}\n\n'
     clean = 'data: {"é":1,"kv_transfer_params" : null}\n\ndata: {"kv_transfer_params":null}\n\n'
     assert clean_answer(answer.encode()) == clean.encode()
+    assert clean_answer(b'{"kv_transfer_params":') == b'{"kv_transfer_params":'
     with pytest.raises(Internal):
         clean_answer(b'{"kv_transfer_params":{"pinyon":')
+
+
+def test_very_many_parameters_become_null() -> None:
+    event = b'data: {"n":%d,"kv_transfer_params":%b,"text":"\xc3\xa9"}\n\n'
+    told = b"".join(event % (n, (b'{"a":{"kv_transfer_params":{}}}', b"null", b"{}")[n % 3]) for n in range(9000))
+    assert clean_answer(told) == b"".join(event % (n, b"null") for n in range(9000))

@@ -140,6 +140,12 @@ def test_a_conversation_is_rendered_as_vllm_does(name: str) -> None:
         {"role": "developer", "content": "x"},
         {"content": "x"},
         {"role": "assistant", "tool_calls": [{"type": "custom"}]},
+        {"role": "assistant", "tool_calls": 5},
+        {"role": "assistant", "tool_calls": {"function": {}}},
+        {"role": "user", "content": [{"type": [], "text": "x"}]},
+        {"role": "user", "content": [{"type": {}}, None]},
+        {"role": [], "content": "x"},
+        None,
     ],
 )
 def test_what_only_a_server_renders_is_told_apart(message: dict[str, Any]) -> None:

@@ -77,6 +77,40 @@ def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, schedule
     assert again.fetches
 
 
+def test_one_that_keeps_to_itself_is_no_source_and_fetches_nothing():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), ("s0", STORE))
+    fleet.join(info("k0", MIXED, keeps_to_itself=True), 0.0)
+    scheduler = Scheduler(fleet, KvCacheCentric())
+    hold(fleet, "k0", range(300))
+    alone = frozenset({"d0", "k0"})
+    assert scheduler.schedule(ask(blocks=300, exclude=frozenset({"k0"})), 0.0).fetches == ()
+    fleet.set_load(member(fleet, "k0"), InstanceLoad(pending_prefill_tokens=2_000_000), 0.0)
+    decision = scheduler.schedule(ask("r1", blocks=300), 0.0)
+    assert (names(decision)[0], decision.fetches) == ("p0", ())
+    hold(fleet, "s0", range(1000, 1300))
+    stored = keys(*range(1000, 1300))
+    for name, left, fetched in (("r2", alone - {"d0"}, 300), ("r3", frozenset({"p0"}), 0)):
+        fleet.set_load(member(fleet, "k0"), InstanceLoad(), 0.0)
+        decision = scheduler.schedule(ask(name, blocks=300, block_keys=stored, exclude=left), 0.0)
+        assert sum(span.block_count for span in decision.fetches) == fetched
+
+
+def test_what_is_placed_on_one_that_keeps_to_itself_has_begun():
+    fleet = make_fleet()
+    fleet.join(info("k0", MIXED, keeps_to_itself=True), 0.0)
+    scheduler, state = Scheduler(fleet, KvCacheCentric()), member(fleet, "k0")
+    decision = scheduler.schedule(ask(), 0.0)
+    assert (state.queued_prefill_us, state.computing) == (0, 1)
+    ends_s = state.loads.ends_s[state.row]
+    assert ends_s == pytest.approx(decision.prefill_s, rel=1e-3)
+    second = scheduler.schedule(ask("r1"), ends_s + 1.0)
+    assert state.loads.ends_s[state.row] == pytest.approx(ends_s + 1.0 + second.prefill_s, rel=1e-3)
+    for name in ("r", "r1"):
+        assert fleet.inflight.release(name)
+    assert (state.computing, state.loads.ends_s[state.row]) == (0, 0.0)
+    fleet.inflight.check_integrity()
+
+
 def test_what_is_slower_to_fetch_is_computed(fleet, scheduler):
     hold(fleet, "s0", range(10))
     for name in ("p0", "p1"):

@@ -215,8 +215,11 @@ def test_tenants_adapters_and_images_have_keys_of_their_own() -> None:
     assert len(firsts) == 1 + len(others)
     assert keys(mm_features=[image("cat", 5)])[0] == plain[0]
     assert len({keys(mm_features=[image(name, at)])[1] for name, at in (("cat", 5), ("dog", 5), ("cat", 4))}) == 3
-    root = b"r" * 16
-    assert keys(cache_salt=salt_of(root)) == PromptKeys(SPACE, request(12, cache_salt=salt_of(root))).upto(3)
+    salt = salt_of("anna", "", SECRET)
+    same, another = (KeySpace(weights, "layout", SIZE, SECRET) for weights in ("weights", "w2"))
+    assert keys(cache_salt=salt) == PromptKeys(same, request(12, cache_salt=salt)).upto(3)
+    assert keys(cache_salt=salt) != PromptKeys(another, request(12, cache_salt=salt)).upto(3)
+    assert not set(keys(cache_salt=f"pinyon:{SPACE.root(request()).hex()}")) & set(plain), "a key is no way in"
 
 
 def test_prompts_that_tokens_do_not_tell_are_left_alone(place: Place) -> None:

@@ -91,9 +91,11 @@ class Clusters(Adopted[ConductorCluster]):
         their load, if requests may have to wait for room, or if the region has a name."""
         known: dict[str, str] = {}
         for served in list(self.models.by_name.values()):
-            self.models.drop_unserved(served.name)
-            mine = next((each for each in self if each.model(served.name) is not None), self.home)
-            self.models.set_by_servers(served, served.name in mine.by_servers)
+            mine = next((each for each in self if each.model(served.name) is not None), None)
+            if mine is not None:  # while nobody serves it, it stays what it was
+                self.models.set_by_servers(served, served.name in mine.by_servers)
+            elif not served.by_servers:
+                self.models.drop_unserved(served.name)
         self.changed()
         for each in self:
             known.update(each.known(self.models.by_name.keys()))

@@ -71,6 +71,8 @@ class ConductorCluster:
         cluster's ``secret``, from which block keys start. Instances with another secret are left out. Instances with a
         server ``announce`` their models, before these need layers."""
         self._announce = announce
+        self.expired: Callable[[], object] = lambda: None
+        """A callback for instances that were forgotten without a new list."""
         self.servers: dict[str, InstanceInfo] = {}
         """The instances that have an OpenAI-compatible server, by id."""
         self.by_servers: frozenset[str] = frozenset()
@@ -159,9 +161,14 @@ class ConductorCluster:
         if self._roster.expire(now_s):
             _log.info("forgot instances that the conductor does not list: %s", ", ".join(sorted(unconfirmed)))
             self._take({name: each for name, each in self._instances.items() if name not in unconfirmed}, now_s)
+            self.expired()
 
     def _sort_out_servers(self, instances: dict[str, _Instance]) -> None:
-        own = {each.info.model for each in instances.values() if not each.info.server_url}
+        ready: dict[str, list[PairCandidate]] = {}
+        for each in instances.values():
+            if not each.info.server_url and each.schedulable:
+                ready.setdefault(each.info.model, []).append(each.candidate)
+        own = {model for model, candidates in ready.items() if serving_groups(candidates, 1)}
         infos = {name: each.info for name, each in instances.items() if each.info.server_url}
         self._over_http = {}
         for name, info in infos.items():
@@ -173,6 +180,9 @@ class ConductorCluster:
             _log.warning("not used, as pinyon's own instances serve the same model: %s", ", ".join(sorted(outranked)))
         self._outranked, self.servers = outranked, infos
         self.by_servers = frozenset(info.model for info in infos.values())
+        for name in [name for name, each in instances.items() if each.info.model in self.by_servers]:
+            if name not in infos:
+                instances[name] = instances.pop(name)  # the first one of a model says what it is
         for model in self.by_servers:
             self._announce(model)
 

@@ -179,17 +179,20 @@ class Prompts:
         return requests
 
     async def given(
-        self, prompt: PromptInput, rendering: Rendering, request_class: RequestClass, adapter: str, holder: str
+        self, prompt: PromptInput, rendering: Rendering, salt: str, adapter: str, holder: str
     ) -> tuple[bytes, bytes]:
-        """Returns the tokens and packed block keys of a prompt that another engine renders; the keys are those of the
-        ``adapter``, if one is named. Raises as :meth:`requests`."""
-        tokens = await self.tokenize(prompt, "prompt", rendering, holder)
+        """Returns the tokens and packed block keys of a prompt that another engine renders. The keys are those of the
+        ``salt`` that the engine gets, and of the ``adapter``, if one is named. Raises as :meth:`requests`."""
+        tokens = await self.tokenize(prompt, "prompt", rendering, holder, salt)
         inline = len(tokens) <= 4 * INLINE_TOKENS
-        return tokens, await self._keys(self.model, request_class, tokens, holder, inline=inline, adapter=adapter)
+        whose = RequestClass(cache_salt=salt)
+        return tokens, await self._keys(self.model, whose, tokens, holder, inline=inline, adapter=adapter)
 
-    async def tokenize(self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "") -> bytes:
+    async def tokenize(
+        self, prompt: PromptInput, prompt_field: str, rendering: Rendering, holder: str = "", salt: str = ""
+    ) -> bytes:
         """Returns a prompt's tokens (little-endian u32), which may exceed the context. Raises as :meth:`requests`."""
-        rendering = self._checked(rendering, holder)
+        rendering = self._checked(rendering, holder, salt)
         return await self._tokens(prompt, prompt_field, rendering, self.max_context(), holder)
 
     async def decode(self, tokens: bytes, field: str, holder: str = "", *, skip_special_tokens: bool = True) -> str:

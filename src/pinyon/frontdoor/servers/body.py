@@ -15,6 +15,7 @@ from pinyon.messages.plan import FIELD, NAME
 SALT: Final = "cache_salt"
 _MARK: Final = f'"{FIELD}"'.encode()
 _SPACE: Final = b" \t\r\n"
+_BETWEEN: Final = frozenset(" \t\r\n:")
 _decoder = json.JSONDecoder()
 
 
@@ -47,15 +48,19 @@ def clean_answer(data: bytes) -> bytes:
     This is a search for the member's name, which a text of the answer cannot contain: there, its quotes are escaped.
     Raises :class:`Internal` if the parameters do not end in this part."""
     at = data.find(_MARK)
+    if at < 0:
+        return data
+    text, pieces, copied = data.decode("latin-1"), list[bytes](), 0  # a character for each byte
     while at >= 0:
-        start = at + len(_MARK)
-        while data[start : start + 1] in (b" ", b"\t", b"\r", b"\n", b":"):
-            start += 1
-        if data[start : start + 1] == b"{":
+        end = at + len(_MARK)
+        while text[end : end + 1] in _BETWEEN:
+            end += 1
+        if text[end : end + 1] == "{":
+            pieces += data[copied:end], b"null"
             try:
-                _, end = _decoder.raw_decode(data.decode("latin-1"), start)
+                _, end = _decoder.raw_decode(text, end)
             except (ValueError, RecursionError):
                 raise Internal("The server's answer holds what no client may see.") from None
-            data = data[:start] + b"null" + data[end:]
-        at = data.find(_MARK, start)
-    return data
+            copied = end
+        at = data.find(_MARK, end)
+    return b"".join((*pieces, data[copied:])) if pieces else data

@@ -10,7 +10,6 @@ import numpy as np
 from pydantic_core import from_json
 
 from pinyon.core.errors import InvalidArgument, Unavailable
-from pinyon.core.request import RequestClass
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, given_prompt
 from pinyon.frontdoor.upstreams.server import Server
@@ -56,22 +55,25 @@ SAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 async def differences(server: Server, prompts: Prompts) -> dict[str, str] | None:
     """Returns the kinds of prompts of which the server makes other tokens, with where the first difference is; None if
-    it has no ``/tokenize``. A kind that the server refuses is not among them. Raises :class:`Unavailable`."""
+    it has no ``/tokenize``, or refuses all of them. A kind that the server refuses is not among them. Raises
+    :class:`Unavailable` if it does not answer now."""
     found: dict[str, str] = {}
+    answered = False
     for kind, sample in SAMPLES.items():
         body = json.dumps({"model": prompts.model, **sample}).encode()
         status, answer = await server.ask(b"/tokenize", ANSWER_S, BYTES_MAX, body)
         if status in (404, 405, 501):
             return None
-        if status >= 500:
+        if status >= 500 or status in (401, 403, 429):
             raise Unavailable(f"/tokenize answers {status}")
         theirs = _tokens(answer) if status == 200 else None
         if theirs is None:
             continue
+        answered = True
         ours = await _ours(prompts, sample)
         if theirs != ours:
             found[kind] = _where(theirs, ours)
-    return found
+    return found if answered else None
 
 
 def _tokens(answer: bytes) -> list[int] | None:
@@ -87,7 +89,7 @@ async def _ours(prompts: Prompts, sample: Mapping[str, Any]) -> list[int]:
     given = given_prompt(COMPLETION if "prompt" in sample else CHAT, sample)
     assert given is not None
     try:
-        tokens, _ = await prompts.given(given.prompt, given.rendering, RequestClass(), "", "")
+        tokens, _ = await prompts.given(given.prompt, given.rendering, "", "", "")
     except InvalidArgument:
         return []
     ours: list[int] = np.frombuffer(tokens, "<u4").tolist()

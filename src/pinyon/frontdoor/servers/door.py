@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from xxhash import xxh3_128_hexdigest
 
+from pinyon.core.block_keys import salt_of
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, NotFound, PinyonError, Unavailable
+from pinyon.core.errors import InvalidArgument, NotFound, Unavailable
 from pinyon.core.request import LABEL_CHARS_MAX, RequestClass, SamplingParams, check_label
 from pinyon.frontdoor.admission import TenantAdmission
 from pinyon.frontdoor.head import Head, classify
@@ -22,7 +23,7 @@ from pinyon.frontdoor.routes import Generate
 from pinyon.frontdoor.served_model import ServedModel
 from pinyon.frontdoor.served_models import ServedModels
 from pinyon.frontdoor.servers.body import SALT, without
-from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, GivenPrompt, given_prompt
+from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, given_prompt
 from pinyon.frontdoor.servers.instance_servers import InstanceServers
 from pinyon.frontdoor.servers.request import ServerRequest
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
@@ -33,11 +34,14 @@ from pinyon.messages.plan import FIELD
 from pinyon.openai.format import model_object
 from pinyon.openai.large import is_large
 from pinyon.openai.parse import Call
+from pinyon.runtime.logging import get_logger
 
 _BESIDE: Final = frozenset(("/tokenize", "/detokenize"))
 """The paths that are not below ``/v1/`` and go to servers all the same."""
 _BEGINNINGS: Final = (b"/v1/", b"/tokenize", b"/detokenize")
 _OURS: Final = frozenset((FIELD, SALT))
+
+_log = get_logger("lb.servers")
 
 
 class ServerDoor(Forwarding):
@@ -114,9 +118,10 @@ class ServerDoor(Forwarding):
         if b"#" in head.raw.target or not head.raw.target.startswith(_BEGINNINGS):
             # As for other servers, the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:LABEL_CHARS_MAX]})")
-        given = None if values is None else given_prompt(head.path, values)
         whose = self._class(head, asked, values or {}, served.name)
-        tokens, keys = await self._tokens(served.name, given, whose, adapter, head)
+        added = values is not None and head.path not in _BESIDE
+        salt = salt_of(head.client.holder, whose.cache_salt, self.secret) if added else ""
+        tokens, keys = await self._tokens(served.name, values, salt, adapter, head)
         limit = max(0, asked.tokens - asked.prompt_tokens)
         if count := len(tokens) // 4:
             asked = asked._replace(prompt_tokens=count, tokens=count + limit)
@@ -127,11 +132,10 @@ class ServerDoor(Forwarding):
         asks.tokens_wanted = 1  # whether it fits, the server says
         forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
         forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
-        added = values is not None and head.path not in _BESIDE
         forward.planned = added and head.path in (CHAT, COMPLETION)
-        forward.salted = added and bool(whose.tenant or whose.cache_salt)
+        forward.salt = salt
         if values is not None and added:
-            theirs = _OURS if forward.salted else frozenset((FIELD,))
+            theirs = _OURS if salt else frozenset((FIELD,))
             if not theirs.isdisjoint(values):
                 large = is_large(body)
                 forward.body = await self.off_loop.run_large(large, head.client.holder, without, body, theirs)
@@ -140,16 +144,18 @@ class ServerDoor(Forwarding):
         return forward
 
     async def _tokens(
-        self, model: str, given: GivenPrompt | None, whose: RequestClass, adapter: str, head: Head
+        self, model: str, values: dict[str, Any] | None, salt: str, adapter: str, head: Head
     ) -> tuple[bytes, bytes]:
         """Returns a prompt's tokens and block keys; empty ones if it is placed by its text."""
-        prompts = self.prompts.get(model)
-        if given is None or prompts is None or self.servers.differs(model, given.kinds):
-            return b"", b""
         try:
+            prompts = self.prompts.get(model)
+            given = None if values is None or prompts is None else given_prompt(head.path, values)
+            if given is None or prompts is None or self.servers.differs(model, given.kinds):
+                return b"", b""
             known_as = self.servers.named(adapter) if adapter else ""
-            return await prompts.given(given.prompt, given.rendering, whose, known_as, head.client.holder)
-        except PinyonError:  # the server may take it all the same
+            return await prompts.given(given.prompt, given.rendering, salt, known_as, head.client.holder)
+        except Exception as error:  # the server may take it all the same
+            _log.debug("the prompt of %s is placed by its text: %r", head.log_id, error)
             return b"", b""
 
     @staticmethod

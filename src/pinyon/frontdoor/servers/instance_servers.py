@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from pinyon.core.address import parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.prompts import Prompts
@@ -55,8 +56,9 @@ class InstanceServers:
     def __init__(self, clusters: Clusters, prompts: Mapping[str, Prompts], make: Callable[[Any], Server]) -> None:
         self._clusters, self._prompts, self._make = clusters, prompts, make
         self._known: dict[str, InstanceServer] = {}
-        self._refused: set[str] = set()
-        """The URLs that cannot be asked, of instances that are listed now."""
+        self._refused: set[tuple[str, str]] = set()
+        """The instances that are listed now with a URL that is not asked, and their boots."""
+        self._met = False
         self._warned: set[tuple[str, str]] = set()
         """The models about which somebody was warned, with the subject."""
 
@@ -64,7 +66,8 @@ class InstanceServers:
         return iter(self._known.values())
 
     def __bool__(self) -> bool:
-        return bool(self._known or self._refused)
+        """Whether there was ever one: its model stays one of servers."""
+        return self._met
 
     def get(self, instance_id: str) -> InstanceServer | None:
         return self._known.get(instance_id)
@@ -76,17 +79,20 @@ class InstanceServers:
             info = listed.get(name)
             if info is None or (info.boot_id, info.server_url) != (known.info.boot_id, known.info.server_url):
                 self._drop(name, known)
-        self._refused.intersection_update(info.server_url for info in listed.values())
+        self._refused.intersection_update((name, info.boot_id) for name, info in listed.items())
         for name, info in listed.items():
-            if name not in self._known and info.server_url not in self._refused:
+            if name not in self._known and (name, info.boot_id) not in self._refused:
                 self._add(name, info)
 
     def _add(self, name: str, info: InstanceInfo) -> None:
+        self._met = True
         try:
             (url,) = parse_upstreams(info.server_url)
-        except (InvalidArgument, ValueError):
-            self._refused.add(info.server_url)
-            _log.warning("the server of %s gets no requests: %r is no URL of a server", name, info.server_url[:200])
+            if url.host.lower() != parse_address(info.address)[0].lower():
+                raise InvalidArgument(f"it is not at {info.address}: register both with one advertise_host")
+        except (InvalidArgument, ValueError) as error:
+            self._refused.add((name, info.boot_id))
+            _log.warning("the server %.200r of %s gets no requests: %s", info.server_url, name, error)
             return
         known = self._known[name] = InstanceServer(info, self._make(url))
         known.task = asyncio.create_task(self._ask_forever(known), name=f"server of {name}")
@@ -148,7 +154,7 @@ class InstanceServers:
                 self._warn(model, "folder", "no folder of it is named (--more-models)")
             elif (found := await differences(known.server, prompts)) is None:
                 self._warn(
-                    model, "unasked", "its servers have no /tokenize, so it is not known if we tokenize as they do"
+                    model, "unasked", "its servers tell nothing at /tokenize, so it is not known if we tokenize as they do"
                 )
             elif found:
                 known.differs = found

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
+from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
-from pinyon.core.block_keys import salt_of
 from pinyon.core.clock import Clock
-from pinyon.core.errors import InvalidArgument, PinyonError
+from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.frontdoor.answer import Answer
-from pinyon.frontdoor.failures import Absent
+from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.kind import InstanceKind
+from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.frontdoor.servers.body import clean_answer, with_additions
 from pinyon.frontdoor.servers.instance_servers import InstanceServer, InstanceServers
@@ -23,6 +25,7 @@ from pinyon.routing.target import Target
 from pinyon.routing.two_layers import RoutingChoice, Where
 
 Counted = tuple[Target | None, Target | None]
+_GONE: Final = "No instance of this model is there any more."
 
 
 class HttpInstanceKind(ExchangeKind):
@@ -53,19 +56,24 @@ class HttpInstanceKind(ExchangeKind):
             error = await self._by_text.place(asks, choice)
         if error is not None:
             return error
-        assert asks.placement is not None
-        forward.choice = RoutingChoice(choice.where, asks.placement.decode_instance_id)
+        placement, cluster = asks.placement, asks.placed_by
+        if placement is None or cluster is None or self.servers.get(placement.decode_instance_id) is None:
+            if placement is not None and cluster is not None:  # it went while the conductor was asked
+                cluster.conductor.release(asks.attempt_id)
+                forward.exclude.add(placement.decode_instance_id)
+            return Unavailable(_GONE, retry_after_s=1.0)
+        forward.choice = RoutingChoice(choice.where, placement.decode_instance_id)
         return None
 
     def _exclude(self, forward: ServerRequest, choice: RoutingChoice) -> None:
-        """Excludes the instances that failed the request or lack its adapter; and, while there are others, those that
-        failed another one lately."""
+        """Excludes the instances that failed the request, have no server that may be asked, or lack its adapter; and,
+        while there are others, those that failed another one lately."""
         model = forward.asks.model
-        exclude = set(forward.exclude)
-        if forward.adapter:
-            exclude |= self.servers.lacking(model, forward.adapter)
         clusters, now_s = self._by_keys.clusters, self.clock()
         cluster = clusters.get(choice.target) if choice.where is Where.ADOPTED else clusters.home
+        exclude = forward.exclude.union([name for name in cluster.over_http(model) if self.servers.get(name) is None])
+        if forward.adapter:
+            exclude |= self.servers.lacking(model, forward.adapter)
         if lately := cluster.failures.avoided(now_s):
             avoided = exclude.union(lately)
             exclude = avoided if cluster.servable(model, now_s, 1, avoided) else exclude
@@ -76,7 +84,10 @@ class HttpInstanceKind(ExchangeKind):
 
     def targets(self, forward: Forward) -> Targets:
         assert isinstance(forward, ServerRequest)
-        return _Attempt(self, forward)
+        asks, known = forward.asks, self.servers.get(forward.choice.target)
+        if forward.choice.where is Where.REMOTE or known is None or asks.placement is None or asks.placed_by is None:
+            raise Unavailable(_GONE, retry_after_s=1.0)  # no other region is asked over HTTP
+        return _Attempt(self, asks, asks.placement, asks.placed_by, known)
 
     def passing(self, forward: Forward, answer: Answer) -> Passing:
         return Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean_answer)
@@ -98,28 +109,27 @@ class HttpInstanceKind(ExchangeKind):
 class _Attempt:
     """The target of one attempt, at the instance that was placed; see :class:`Targets`."""
 
-    def __init__(self, kind: HttpInstanceKind, forward: ServerRequest) -> None:
-        assert forward.asks.placement is not None
-        assert forward.asks.placed_by is not None
-        self._kind, self._asks = kind, forward.asks
-        self._placement, self._cluster = forward.asks.placement, forward.asks.placed_by
-        self._known: InstanceServer | None = None
+    def __init__(
+        self,
+        kind: HttpInstanceKind,
+        asks: Request,
+        placement: common_pb2.Placement,
+        cluster: ConductorCluster,
+        known: InstanceServer,
+    ) -> None:
+        self._kind, self._asks, self._placement, self._cluster, self._known = kind, asks, placement, cluster, known
 
     def sent(self, target: str, forward: Forward) -> Counted:
-        self._known = self._kind.servers.get(target)
-        if self._known is not None:
-            self._known.server.outstanding += 1
+        self._known.server.outstanding += 1
         return self._cluster.begin(self._asks.model, self._placement, forward.route.routed)
 
     def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
         assert isinstance(forward, ServerRequest)
-        if self._known is None:
-            raise Absent("The instance is not there any more.", retry_after_s=1.0)
-        body = with_additions(forward.body, self._plan(forward, self._known), self._salt(forward))
+        body = with_additions(forward.body, self._plan(forward), forward.salt)
         return self._known.server.send(forward.url, forward.fields, body, first_byte_s)
 
-    def _plan(self, forward: ServerRequest, known: InstanceServer) -> str:
-        if not forward.planned or known.info.keeps_to_itself:
+    def _plan(self, forward: ServerRequest) -> str:
+        if not forward.planned or self._known.info.keeps_to_itself:
             return ""
         asks = self._asks
         plan = worker_pb2.Plan(
@@ -131,15 +141,6 @@ class _Attempt:
         )
         sealed = seal_plan(plan.SerializeToString(), self._kind.secret)
         return sealed if len(sealed) <= PLAN_CHARS_MAX else ""
-
-    def _salt(self, forward: ServerRequest) -> str:
-        whose = self._asks.request_class
-        if not forward.salted:
-            return ""
-        root = self._cluster.namespace(self._asks.model, whose.tenant, whose.cache_salt)
-        if root is None:
-            raise Absent("The instance is not there any more.", retry_after_s=1.0)
-        return salt_of(root)
 
     def answered(self, target: str, began_s: float) -> None:
         self._cluster.failures.succeeded(target, began_s)
@@ -153,7 +154,6 @@ class _Attempt:
     def ended(self, target: str, sent: Counted) -> None:
         """Ends the attempt everywhere, at the conductor too: not every instance reports that."""
         self._cluster.end(sent)
-        if self._known is not None:
-            self._known.ended()
+        self._known.ended()
         self._cluster.conductor.release(self._asks.attempt_id)
         self._kind.models.tell()

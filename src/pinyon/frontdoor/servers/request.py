@@ -13,7 +13,7 @@ class ServerRequest(Forward):
     reader of the body sets what is declared here."""
 
     target_fact: ClassVar[str] = "instance"
-    __slots__ = ("adapter", "asks", "keyed", "planned", "salted")
+    __slots__ = ("adapter", "asks", "keyed", "planned", "salt")
 
     asks: Request
     """The request as a conductor is asked about it."""
@@ -23,5 +23,5 @@ class ServerRequest(Forward):
     """The adapter that the instance must list; empty for none."""
     planned: bool
     """True if a plan goes with the body, for an instance that understands it."""
-    salted: bool
-    """True if the server's cache must keep the request apart."""
+    salt: str
+    """The salt by which the server's cache keeps the request apart; empty for none."""
