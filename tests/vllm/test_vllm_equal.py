@@ -1,4 +1,4 @@
-"""Through load balancer, conductor and pool, two vLLM servers answer as one alone does."""
+"""Two vLLM servers behind load balancer, conductor and pool answer as one alone does."""
 
 from __future__ import annotations
 
