@@ -516,7 +516,7 @@ async def _registered(bench, worker: FakeWorker) -> None:
     reporter.info.model_fingerprint = worker.fingerprint
     reporter.info.key_secret_id = bench.servers[0].reporter.info.key_secret_id
     await reporter.connect()
-    await spin(lambda: not bench.lb.servers)
+    await spin(lambda: not list(bench.lb.servers))
 
 
 async def test_an_instance_that_restarts_is_asked_again() -> None:

@@ -17,7 +17,13 @@ from tests.unit.agent.engine_model import BLOCK_TOKENS, START, EngineModel, Prom
 A, B = tuple(range(1, 22)), (*range(1, 9), *range(50, 62))
 PROMPTS = [
     *(Prompt(A), Prompt(B), Prompt(A, salt="mine"), Prompt(A, salt=salt_of("anna", "", b"secret"))),
-    *(Prompt(A, lora="sql"), Prompt(B, salt="mine", lora="sql"), Prompt(A, lora="mine"), Prompt(B, image_at=2), Prompt(A, image_at=0)),
+    *(
+        Prompt(A, lora="sql"),
+        Prompt(B, salt="mine", lora="sql"),
+        Prompt(A, lora="mine"),
+        Prompt(B, image_at=2),
+        Prompt(A, image_at=0),
+    ),
     *(Prompt(B, salt="mine", image_at=0), Prompt((70_000,) * 20)),
 ]
 BUFFER = 4

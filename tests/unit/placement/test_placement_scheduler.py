@@ -77,7 +77,7 @@ def test_nothing_is_fetched_from_a_source_that_failed_its_reader(fleet, schedule
     assert again.fetches
 
 
-def test_one_that_keeps_to_itself_is_no_source_and_fetches_nothing():
+def test_one_that_keeps_to_itself_is_no_source_and_no_reader():
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), ("s0", STORE))
     fleet.join(info("k0", MIXED, keeps_to_itself=True), 0.0)
     scheduler = Scheduler(fleet, KvCacheCentric())

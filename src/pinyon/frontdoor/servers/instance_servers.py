@@ -66,7 +66,7 @@ class InstanceServers:
         return iter(self._known.values())
 
     def __bool__(self) -> bool:
-        """Whether there was ever one: its model stays one of servers."""
+        """Returns whether there was ever one: its model stays one of servers."""
         return self._met
 
     def get(self, instance_id: str) -> InstanceServer | None:
@@ -154,7 +154,9 @@ class InstanceServers:
                 self._warn(model, "folder", "no folder of it is named (--more-models)")
             elif (found := await differences(known.server, prompts)) is None:
                 self._warn(
-                    model, "unasked", "its servers tell nothing at /tokenize, so it is not known if we tokenize as they do"
+                    model,
+                    "unasked",
+                    "its servers tell nothing at /tokenize, so it is not known if we tokenize as they do",
                 )
             elif found:
                 known.differs = found
