@@ -41,7 +41,7 @@ def model() -> Path:
     return vllm.small_checkpoint()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A suite with two vLLM servers, a store node, a conductor and a load balancer."""
     spec = ClusterSpec(
@@ -51,12 +51,12 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def servers(suite: LocalCluster) -> list[VllmServer]:
     return [each for each in suite.of_kind("mixed") if isinstance(each, VllmServer)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A vLLM server that knows nothing of the suite."""
     with serving(model, tmp_path_factory.mktemp("alone"), more=TOOLS) as server:

@@ -108,7 +108,7 @@ def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster)
     connection.close()
     for command, words in (
         (["explain", "shown"], ["mixed-", "measured: first token"]),
-        (["top", "--once"], ["mixed-0", "mixed-1", "tiny"]),
+        (["top", "--once", "--lb", suite.http], ["mixed-0", "mixed-1", "tiny"]),
         (["instances"], ["mixed-0", "mixed-1"]),
     ):
         shown = subprocess.run(
