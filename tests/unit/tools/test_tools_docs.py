@@ -51,7 +51,7 @@ FOREIGN = {
     "--tls-auth-clients",
 }
 """The options of other projects' programs."""
-ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl"}
+ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl", "vllm"}
 """The programs of readers' machines."""
 TYPED = {"./dev", "cd", "git", "pinyon", "pip", "python", "python3", "sh"}
 OWN = {"mine.yaml"}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pinyon.core.address import parse_address
+from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.prompts import Prompts
@@ -88,7 +88,8 @@ class InstanceServers:
         self._met = True
         try:
             (url,) = parse_upstreams(info.server_url)
-            if url.host.lower() != parse_address(info.address)[0].lower():
+            hosts = {url.host.lower(), parse_address(info.address)[0].lower()}
+            if len(hosts) > 1 and not all(map(is_loopback, hosts)):
                 raise InvalidArgument(f"it is not at {info.address}: register both with one advertise_host")
         except (InvalidArgument, ValueError) as error:
             self._refused.add((name, info.boot_id))
