@@ -119,7 +119,7 @@ def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster)
         for word in words:
             assert word in shown.stdout, f"{command}: {word!r} is not in\n{shown.stdout}"
     page = get(f"http://{suite.services['conductor'].endpoints['metrics']}", "/metrics")
-    assert 'pinyon_conductor_placements_total{result="placed"}' in page
+    assert 'pinyon_conductor_placements_total{outcome="placed"}' in page
 
 
 def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, expected: dict[str, tuple[int, ...]]) -> None:
