@@ -175,4 +175,7 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
     # -- both
 
     def shutdown(self) -> None:
-        self._parts.close()
+        try:
+            self._parts.close()
+        except Exception:
+            self._parts.failed("shutdown")

@@ -348,7 +348,7 @@ class SchedulerSide:
             return
         job, blocks = self._loading.pop(job_id)
         good = next((place for place, block in enumerate(job.blocks) if block in self._invalid), len(job.blocks))
-        self._invalid.difference_update(job.blocks)
+        self._invalid.difference_update(job.blocks if self._loading else tuple(self._invalid))
         prompt = self.prompts.get(name)
         if good < len(job.blocks):
             self._refused.add(name)
@@ -368,12 +368,12 @@ class SchedulerSide:
     def ended(self, request: Any) -> None:
         """Forgets a request. Jobs of it go on, and hold their blocks."""
         prompt = self.prompts.pop(request.request_id, None)
+        if prompt is None or prompt.loading is None:
+            self._refused.discard(request.request_id)
         if prompt is None:
             return
         if prompt.look is not None:
             prompt.look.cancel()
-        if prompt.loading is None:
-            self._refused.discard(request.request_id)
         self.times.ended(prompt.times)
         self._wake()
 

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from xxhash import xxh3_128
+from xxhash import xxh3_128_hexdigest
 
 from pinyon.core.block_keys import secret_id
 from pinyon.core.errors import PinyonError
@@ -87,7 +87,7 @@ class SchedulerParts(ConnectorParts):
         if self._pool is not None:
             side.bind(self._pool)
         self.thread.submit(self._register())
-        self.thread.submit(self._watch())
+        self._watching = self.thread.submit(self._watch())
         self._show_metrics(side)
 
     def _space(self) -> KeySpace:
@@ -97,6 +97,7 @@ class SchedulerParts(ConnectorParts):
 
     async def _start(self) -> None:
         settings, security = self.settings, self.security
+        self._registering = asyncio.Lock()
         self._channels = NodeChannels(security.channels)
         client = None
         if settings.redis_url:
@@ -146,12 +147,13 @@ class SchedulerParts(ConnectorParts):
 
     async def _register(self) -> None:
         """Opens a session with the conductor, in place of the present one."""
-        if self._session is not None:
-            await self._session.close()
-        if self.settings.conductor:
-            connect = self.security.channels.sessions_to(peer_name(CONDUCTOR))
-            self._session = ReportSession(self.settings.conductor, self.info(), self._report, connect=connect)
-            self._session.start()
+        async with self._registering:  # a second reset may come while the first one's session closes
+            if self._session is not None:
+                await self._session.close()
+            if self.settings.conductor:
+                connect = self.security.channels.sessions_to(peer_name(CONDUCTOR))
+                self._session = ReportSession(self.settings.conductor, self.info(), self._report, connect=connect)
+                self._session.start()
 
     def _wake(self) -> None:
         """Makes the next report go out soon. Called in each step, so it wakes the loop only if nobody has yet."""
@@ -225,11 +227,13 @@ class SchedulerParts(ConnectorParts):
         if self._metrics is not None:
             self._metrics.close()
         if self.side is not None:
+            self._watching.cancel()
             self.thread.submit(self._stop()).result(2 * CLOSE_S)
 
     async def _stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        async with self._registering:
+            if self._session is not None:
+                await self._session.close()
         if self._client is not None:
             await self._client.close()
         await self._channels.close()
@@ -244,7 +248,6 @@ def _get(url: str) -> bytes:
 def model_fingerprint(config: Any) -> str:
     """Returns a name for the weights and what else changes KV: of a folder by its content, else by its name."""
     model, load, draft = config.model_config, config.load_config, config.speculative_config
-    digest = xxh3_128()
     folder = Path(model.model)
     name = f"{model.model}@{model.revision or getattr(model.hf_config, '_commit_hash', None)}"
     if (folder / "config.json").is_file():
@@ -259,5 +262,4 @@ def model_fingerprint(config: Any) -> str:
         *(name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides)),
         *(str(config.cache_config.cache_dtype), str(draft and draft.model)),
     )
-    digest.update(json.dumps(parts).encode())
-    return digest.hexdigest()
+    return xxh3_128_hexdigest(json.dumps(parts).encode())

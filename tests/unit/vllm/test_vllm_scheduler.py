@@ -242,3 +242,26 @@ def test_new_weights_make_all_content_void(place: Place) -> None:
     place.engine.step()
     assert place.jobs[-1].forget
     assert not place.side.snapshot()
+
+
+def test_blocks_of_a_load_that_was_not_made_fail_no_other(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    place.asked[0][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+    given = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3, 4],))
+    place.side.allocated(asked, given, 12)
+    news = SimpleNamespace(kv_connector_worker_meta=None, finished_recving={"r"}, invalid_block_ids={1, 39})
+    place.side.news(news)
+    assert place.side.counts["load_failures"] == 1
+    assert not place.side._invalid, "39 is of another load"
+
+
+def test_a_request_that_is_not_known_any_more_leaves_nothing(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    place.side.forget_all(SPACE)
+    given = SimpleNamespace(get_block_ids=lambda: ([1],))
+    place.side.not_allocated(asked, given, 4)
+    place.side.ended(asked)
+    assert not place.side._refused
