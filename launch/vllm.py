@@ -33,7 +33,6 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_SERVER_DEV_MODE": "1",
 }
 
 

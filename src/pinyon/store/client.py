@@ -21,7 +21,7 @@ from pinyon.store.directory import BlockDirectory
 from pinyon.store.kv_memory import Pieces
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
-from pinyon.store.reader import MAX_KEYS, PIECES_MAX
+from pinyon.store.reader import objects_at_once
 from pinyon.store.records import NodeRecord
 from pinyon.store.runs import Run, choose_nodes, leading_runs
 from pinyon.store.writer import BlockWriter, PutOutcome
@@ -135,7 +135,7 @@ class StoreClient:
         outcomes: list[PutOutcome],
     ) -> None:
         """Puts objects to one node until ``until_s`` by the clock; the caller gave ``whole_s`` for all nodes."""
-        at_once = max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(objects[indexes[0]][1]))))
+        at_once = objects_at_once(objects[indexes[0]][1])
         for start in range(0, len(indexes), at_once):
             part = indexes[start : start + at_once]
             asked_s = self._clock()

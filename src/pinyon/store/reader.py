@@ -60,6 +60,11 @@ class ReadResult(NamedTuple):
             raise DeadlineExceeded("the bytes did not come")
 
 
+def objects_at_once(pieces: Pieces) -> int:
+    """Returns how many objects that lie in as many pieces as this one are moved by one call."""
+    return max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(pieces))))
+
+
 @dataclass(frozen=True, slots=True)
 class ReadTerms:
     """The terms of a read, which its holder gets besides the keys.
@@ -112,7 +117,7 @@ class BlockReader:
         mover = arrivals or self._engine
         leading = 0
         worked: bool | None = None
-        at_once = max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(places[0])))) if places else MAX_KEYS
+        at_once = objects_at_once(places[0]) if places else 1
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
             request = kvstore_pb2.AcquireRequest(

@@ -28,7 +28,7 @@ from pinyon.frontdoor.servers.instance_servers import InstanceServers
 from pinyon.frontdoor.servers.request import ServerRequest
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, server_fields
-from pinyon.frontdoor.upstreams.reading import Asked, read_both
+from pinyon.frontdoor.upstreams.reading import Asked, read_with_values
 from pinyon.http.answer import HttpError, Reply
 from pinyon.messages.plan import FIELD
 from pinyon.openai.format import model_object
@@ -73,7 +73,7 @@ class ServerDoor(Forwarding):
         arguments = (head.path, head.raw.content_type, body, self.secret, self.default_tokens, tenant)
         try:
             asked, values = await self.off_loop.run_large(
-                large, head.client.holder, partial(read_both, large=large), *arguments
+                large, head.client.holder, partial(read_with_values, large=large), *arguments
             )
             served, adapter = self._served(asked.model)
         except (InvalidArgument, NotFound, Unavailable):

@@ -48,10 +48,10 @@ def read_asked(
 ) -> Asked:
     """Reads a request. Routing keys start from ``secret``; ``default_tokens`` count as generated if the client sets no
     limit; ``large`` if the body :func:`is_large`. Raises :class:`InvalidArgument`."""
-    return read_both(path, content_type, body, secret, default_tokens, large=large)[0]
+    return read_with_values(path, content_type, body, secret, default_tokens, large=large)[0]
 
 
-def read_both(
+def read_with_values(
     path: str,
     content_type: bytes,
     body: bytes | bytearray,
