@@ -42,11 +42,11 @@ class Load:
     arguments: tuple[str, ...]
 
 
-def loads(quick: bool, folder: Path) -> list[Load]:
-    count = 24 if quick else 96
+def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
+    count = 24 if quick else 72
     prefixes = [Load(f"prefix_{number}", 0.7, count, _prefixes(number)) for number in (8, 24)]
     shared = folder / "sharegpt.json"
-    shared.write_text(json.dumps(_conversations(count)))
+    shared.write_text(json.dumps(_conversations(count, seed)))
     nothing = ("--dataset-name", "sharegpt", "--dataset-path", str(shared))
     return [*prefixes, Load("sharegpt", 0.7, count, nothing)]
 
@@ -60,9 +60,9 @@ def _prefixes(number: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _conversations(count: int) -> list[dict[str, Any]]:
+def _conversations(count: int, seed: int) -> list[dict[str, Any]]:
     """Returns texts of ShareGPT's form that share nothing, with lengths that vary as people's do."""
-    rng = random.Random(7)
+    rng = random.Random(seed)
     letters = "abcdefghijklmnopqrstuvwxyz      "
 
     def text(length: float) -> str:
@@ -125,10 +125,11 @@ def run(quick: bool, rounds: int) -> Report:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pinyon-bench-")))
         sides = list(_sides(stack, model, more, folder))
         for number in range(rounds):
-            for load in loads(quick, folder):
+            for place, load in enumerate(loads(quick, folder, number)):
+                seed = 10 * number + place  # the pool keeps what it got: no load has another one's prompts
                 order = sides[number % len(sides) :] + sides[: number % len(sides)]
                 for side in order:
-                    measured = measure(side, load, model, folder, number)
+                    measured = measure(side, load, model, folder, seed)
                     cells.setdefault(load.name, {}).setdefault(side.name, []).append(measured)
                     progress(f"{load.name} {side.name}: " + ", ".join(f"{k} {v:.3g}" for k, v in measured.items()))
     report.results = {

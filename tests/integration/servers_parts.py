@@ -39,6 +39,7 @@ class ServerInstance(FakeServer):
         self.name = name
         self.info = {"model": model, "key_secret_id": secret_id(SECRET)} | changes
         self.tokens: Callable[[Any], list[int] | None] | None = tokens_of
+        self.packing = "fake-engine"
         self.refusal = 400
         """The status for bodies of which it makes no tokens."""
         self.compared = asyncio.Event()
@@ -70,7 +71,7 @@ class ServerInstance(FakeServer):
         info = self.reporter.info
         for name, value in ({"server_url": f"{self.url}/v1"} | self.info).items():
             setattr(info, name, value)
-        info.layout.packing, info.layout.packed_bytes = "fake-engine", 4096
+        info.layout.packing, info.layout.packed_bytes = self.packing, 4096
         assert (await self.reporter.connect()).lease_ms
         return self.reporter
 

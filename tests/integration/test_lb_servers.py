@@ -15,6 +15,7 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc, peer_pb2, peer_pb2_grpc
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
+from pinyon.core.layout import UNKNOWN_PACKING
 from pinyon.messages.plan import open_plan
 from pinyon.routing.target import Report
 from pinyon.routing.two_layers import RoutingChoice, Where
@@ -115,6 +116,7 @@ async def test_a_body_arrives_as_it_was_after_the_plan() -> None:
 
 async def test_an_instance_without_a_connector_gets_no_plan() -> None:
     server = ServerInstance("i0", keeps_to_itself=True)
+    server.packing = UNKNOWN_PACKING
     async with running_servers(server) as bench:
         body = ask()
         assert (await bench.post("/v1/completions", body)).status == 200
@@ -132,6 +134,37 @@ async def test_clients_cannot_send_transfer_parameters(name: str) -> None:
         assert plan_of(by_key).request_id
         assert json.loads(by_key)["kv_transfer_params"].keys() == {"pinyon"}
         assert json.loads(other) == {"model": "pinyon-tiny", "prompt": "hi"}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_all_prompts_go_with_a_plan(path: str) -> None:
+    server = ServerInstance("i0", keeps_to_itself=True)
+    async with running_servers(server) as bench:
+        assert (await bench.post(path, ask(), {"x-pinyon-no-store": "true"})).status == 200
+        assert plan_of(server.bodies[0]).request_class.no_store
+
+
+async def test_transfer_parameters_beside_others_are_refused() -> None:
+    server = ServerInstance("i0")
+    async with running_servers(server) as bench:
+        for name in ("kv_transfer_params", "ec_transfer_params"):
+            assert (await bench.post("/v1/completions", ask(vllm_xargs={name: "x"}))).status == 400
+        assert (await bench.post("/v1/completions", ask(vllm_xargs={"x": 1}, ec_transfer_params={}))).status == 200
+        (body,) = server.bodies
+        assert "ec_transfer_params" not in json.loads(body)
+
+
+async def test_tenants_cannot_send_forms(tmp_path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-a tenant-a\n")
+    server = ServerInstance("i0")
+    async with running_servers(server, api_keys_file=str(file)) as bench:
+        headers = {"authorization": "Bearer key-a", "content-type": "multipart/form-data; boundary=x"}
+        form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\npinyon-tiny\r\n--x--\r\n'
+        reply = await bench.post("/v1/audio/transcriptions", form, headers)
+        assert reply.status == 400
+        assert b"forms" in reply.body
+        assert not server.bodies
 
 
 async def test_tenants_and_salts_have_caches_of_their_own(tmp_path) -> None:
@@ -174,9 +207,9 @@ async def test_other_paths_go_to_an_instance_unchanged() -> None:
     server = ServerInstance("i0")
     async with running_servers(server) as bench:
         body = b'{"model": "pinyon-tiny", "input": "text"}'
-        for path in ("/v1/embeddings", "/v1/responses", "/tokenize"):
+        for path in ("/v1/embeddings", "/v1/rerank", "/tokenize"):
             assert (await bench.post(path, body, {"client": "1"})).status == 200
-        assert [each.target for each in server.requests] == ["/v1/embeddings", "/v1/responses", "/tokenize"]
+        assert [each.target for each in server.requests] == ["/v1/embeddings", "/v1/rerank", "/tokenize"]
         assert server.bodies == [body] * 3
         assert (await bench.post("/v1/embeddings", b'{"model": "other"}')).status == 404
         for target in ("http://lb/tokenize", "/v1/load_lora_adapter", "/v1/../tokenize", "/v1/completions#x"):

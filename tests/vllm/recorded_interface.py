@@ -8,24 +8,54 @@ import dataclasses
 import inspect
 import json
 import sys
+import typing
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
+
+CONFIGURED = {
+    "model_config": (
+        *("model", "revision", "dtype", "quantization", "seed", "max_model_len", "hf_overrides", "served_model_name"),
+        *("override_generation_config", "hf_config"),
+    ),
+    "cache_config": ("cache_dtype",),
+    "load_config": ("load_format",),
+    "speculative_config": ("model",),
+    "scheduler_config": ("max_num_seqs",),
+    "parallel_config": (
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_rank", "rank"),
+        *("decode_context_parallel_size", "prefill_context_parallel_size"),
+    ),
+    "kv_transfer_config": ("kv_connector_extra_config", "kv_load_failure_policy"),
+}
+"""The fields of vLLM's configuration that are read."""
 
 
 def arguments(kind: type, name: str) -> list[str]:
     return list(inspect.signature(getattr(kind, name)).parameters)
 
 
-def fields(kind: type, *names: str) -> list[str]:
-    return [name for name in names if name in {field.name for field in dataclasses.fields(kind)}]
+def fields(kind: Any, *names: str) -> list[str]:
+    there = dict.fromkeys(getattr(kind, "__struct_fields__", ()))  # LoRARequest is a struct of msgspec
+    if dataclasses.is_dataclass(kind):
+        there |= dict.fromkeys(field.name for field in dataclasses.fields(kind))
+    return [name for name in names if name in there or hasattr(kind, name)]
+
+
+def part(name: str) -> Any:
+    """Returns the type of one part of vLLM's configuration."""
+    hints = typing.get_type_hints(VllmConfig)[name]
+    return next((each for each in typing.get_args(hints) if each is not type(None)), hints)
 
 
 def interface() -> dict[str, Any]:
@@ -49,7 +79,17 @@ def interface() -> dict[str, Any]:
         "BlockPool": {name: arguments(BlockPool, name) for name in ("touch", "free_blocks", "get_num_free_blocks")},
         "KVCacheBlocks": {"get_block_ids": arguments(KVCacheBlocks, "get_block_ids")},
         "fields": {
-            "KVCacheBlock": fields(KVCacheBlock, "block_id", "ref_cnt"),
+            "BlockPool": [
+                name for name in ("blocks", "enable_caching") if name in BlockPool.__init__.__code__.co_names
+            ],
+            "KVCacheBlock": fields(KVCacheBlock, "block_id", "ref_cnt", "block_hash"),
+            "KVCacheGroupSpec": fields(KVCacheGroupSpec, "kv_cache_spec"),
+            "FullAttentionSpec": fields(FullAttentionSpec, "block_size", "num_kv_heads", "head_size", "non_causal"),
+            "UniformTypeKVCacheSpecs": fields(UniformTypeKVCacheSpecs, "kv_cache_specs"),
+            "MultiModalFeatureSpec": fields(MultiModalFeatureSpec, "identifier", "mm_position"),
+            "PlaceholderRange": fields(PlaceholderRange, "offset", "length"),
+            "LoRARequest": fields(LoRARequest, "lora_name", "lora_path"),
+            **{f"VllmConfig.{name}": fields(part(name), *names) for name, names in CONFIGURED.items()},
             "SchedulerOutput": fields(
                 SchedulerOutput, "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens"
             ),

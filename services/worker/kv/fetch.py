@@ -16,14 +16,14 @@ from pinyon.api.conductor.v1 import conductor_pb2
 from pinyon.core.avoidance import Avoidance, blames_peer
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
-from pinyon.core.errors import DeadlineExceeded, PinyonError
+from pinyon.core.errors import DeadlineExceeded
 from pinyon.core.key_sample import EVERY_MAX
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource, PrefillOrder
-from pinyon.runtime.logging import get_logger
 from pinyon.store.client import StoreClient
 from pinyon.store.kv_memory import KvMemory
 from pinyon.store.reader import BlockReader, ReadTerms
+from pinyon.store.spans import find_spans, read_span
 from pinyon.transfer import TransferEngine
 from services.worker.kv.arrivals import LayerArrivals
 from services.worker.orders.abort import Abort
@@ -40,8 +40,6 @@ OVERRUN_S = 1.0
 REPORTED_SOURCES_MAX = 64
 MEASURED_SPANS_MAX = 16
 """The number of last spans of a fetch that are measured."""
-
-_log = get_logger("fetch")
 
 
 @dataclass(eq=False, slots=True)
@@ -170,7 +168,10 @@ class Fetcher:
         failures, fetched = self.failures, Fetched(self._clock())
         spans = order.fetches
         if order.ask_store and self._store is not None:
-            looking = asyncio.ensure_future(self._look_up(self._store, keys, first))
+            # It has the time of a fetch; Redis is given up sooner.
+            looking = asyncio.ensure_future(
+                find_spans(self._store, keys[first:], self._layout.block_bytes, self._timeout_s, first)
+            )
             try:
                 spans = await wanted.abort.wait(looking)
             finally:
@@ -209,19 +210,6 @@ class Fetcher:
             fetched.bytes = fetched.blocks * self._layout.block_bytes
         fetched.begun_s = self._clock()
         return fetched
-
-    async def _look_up(self, store: StoreClient, keys: Sequence[BlockKey], first: int) -> tuple[FetchSpan, ...]:
-        """Returns the store's spans from block ``first`` on. It has the time of a fetch; Redis is given up sooner."""
-        spans: list[FetchSpan] = []
-        try:
-            for node, count in await store.leading(keys[first:], self._layout.block_bytes, self._timeout_s):
-                spans.append(FetchSpan(node.node_id, node.address, KvSource.STORE, first, first + count))
-                first += count
-        except PinyonError as error:
-            _log.info("the KV store cannot be asked: %s", error.message)
-        except Exception:
-            _log.exception("asking the KV store failed")
-        return tuple(spans)
 
     def _whole_s(self, spans: Sequence[FetchSpan], first: int, end: int) -> float:
         """Returns the time for all spans: a failing source is found out soon, and a long prefix has time enough."""
@@ -272,29 +260,12 @@ class Fetcher:
 
     async def _read(self, wanted: WantedBlocks, read: SpanRead, at: int, end: int) -> int:
         """Returns how many leading blocks arrived, whatever goes wrong."""
-        arrived, span, order = 0, read.span, wanted.order
+        order, places = wanted.order, [self._memory.pieces(block) for block in wanted.table[at:end]]
+        terms = ReadTerms(order.request_id, wanted.traceparent, order.request_class, at)
         try:
-            result = await self._source.read(
-                span.address,
-                wanted.keys[at:end],
-                [self._memory.pieces(block) for block in wanted.table[at:end]],
-                self._layout.block_bytes,
-                read.offered_s,
-                terms=ReadTerms(order.request_id, wanted.traceparent, order.request_class, at),
-                arrivals=read.arrivals,
+            return await read_span(
+                *(self._source, self._avoidance, self._clock, read.span, wanted.keys[at:end], places),
+                *(self._layout.block_bytes, read.offered_s, read.whole_s, terms, read.arrivals),
             )
-            arrived = result.leading
-            result.raise_for_failure()
-            if arrived:  # a source whose bytes never come can still answer that it has nothing
-                self._avoidance.succeeded(span.address, read.asked_s)
-        except PinyonError as error:
-            if blames_peer(error, read.offered_s, read.whole_s):
-                self._avoidance.failed(span.address, self._clock())
-            _log.info(
-                "fetching from %s failed: %s", span.source_id, error.message, extra={"request_id": order.request_id}
-            )
-        except Exception:
-            _log.exception("fetching from %s failed", span.source_id, extra={"request_id": order.request_id})
         finally:
             read.ended_s = self._clock()
-        return arrived

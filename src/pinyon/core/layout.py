@@ -13,6 +13,8 @@ from functools import cached_property
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 PACKING_CHARS_MAX = 256
+UNKNOWN_PACKING = "agent"
+"""The packing of an engine whose KV nobody else sees: an agent registers it by what it tells."""
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,15 @@ def read_header(file: Path) -> tuple[bytes, dict[str, Tensor]]:
 
     The format is that of huggingface/safetensors' README."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(HEADER_BYTES_MAX, size - 8):
-            raise InvalidArgument(f"{file.name}: not a safetensors file, or truncated", field="model")
-        header = stream.read(length)
+    try:
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(HEADER_BYTES_MAX, size - 8):
+                raise InvalidArgument(f"{file.name}: not a safetensors file, or truncated", field="model")
+            header = stream.read(length)
+    except OSError as error:
+        raise InvalidArgument(f"{file.name} cannot be read: {error.strerror}", field="model") from None
     tensors = {}
     for name, entry in json_object(file, header).items():
         if name == "__metadata__":

@@ -147,6 +147,8 @@ class GrpcServer:
             )
         self._health = Health()
         self._names: list[str] = []
+        self.stands_for: list[str] = []
+        """Further services in whose place the server answers health checks."""
         self._draining = False
         self.admin_address = ""
         """The address to which ``admin_listen`` was bound; empty if there is none."""
@@ -237,4 +239,4 @@ class GrpcServer:
         await self._server.stop(seconds)
 
     def _set_health(self, status: Any) -> None:
-        self._health.say(("", *self._names), status)
+        self._health.say(("", *self._names, *self.stands_for), status)

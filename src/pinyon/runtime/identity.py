@@ -144,7 +144,10 @@ def cluster_identities(
 def hosts_of(identity: Identity, hosts: Iterable[str], region: str = "") -> tuple[str, ...]:
     """Returns what a certificate names besides its identity's names.
 
-    For roles that other programs connect to, these are the hosts and loopback; for a load balancer, also its region."""
+    For roles that other programs connect to, these are the hosts and loopback; for a load balancer, also its region. A
+    worker's is its id, which may be its host on a private network: vLLM serves HTTPS with the same certificate."""
+    if identity.role == WORKER and identity.instance_id:
+        return (identity.instance_id,)
     if identity.role not in (CONTROLLER, LB, REDIS):
         return ()
     regions = (region_name(region),) if region and identity.role == LB else ()

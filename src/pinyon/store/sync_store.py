@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 
-from pinyon.core.avoidance import Avoidance, blames_peer
+from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError
-from pinyon.core.orders import FetchSpan, KvSource
+from pinyon.core.orders import FetchSpan
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.loop_thread import LoopThread
 from pinyon.store.client import StoreClient
 from pinyon.store.kv_memory import Pieces
 from pinyon.store.reader import BlockReader, ReadTerms
+from pinyon.store.spans import find_spans, read_span
 from pinyon.store.writer import PutOutcome
 
 _log = get_logger("store")
@@ -78,20 +80,11 @@ class SyncStore:
     # -- on the loop
 
     async def _look(self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float) -> tuple[FetchSpan, ...]:
-        spans: list[FetchSpan] = []
         if self._client is None or not keys:
             return ()
-        try:
-            for node, count in await self._client.leading(keys, object_bytes, timeout_s):
-                first = spans[-1].end if spans else 0
-                if self._avoidance.avoids(node.address, self._clock()):
-                    break
-                spans.append(FetchSpan(node.node_id, node.address, KvSource.STORE, first, first + count))
-        except PinyonError as error:
-            _log.debug("the KV store cannot be asked: %s", error.message)
-        except Exception:
-            _log.exception("asking the KV store failed")
-        return tuple(spans)
+        found = await find_spans(self._client, keys, object_bytes, timeout_s)
+        now_s = self._clock()
+        return tuple(takewhile(lambda span: not self._avoidance.avoids(span.address, now_s), found))
 
     async def _read(
         self,
@@ -109,22 +102,11 @@ class SyncStore:
             part = slice(span.first - base, span.end - base)
             left_s = until_s - self._clock()
             count = 0
-            try:
-                if self._reader is not None and left_s > 0 and not self._avoidance.avoids(span.address, self._clock()):
-                    asked_s = self._clock()
-                    result = await self._reader.read(
-                        *(span.address, keys[part], places[part], object_bytes, left_s), terms=terms
-                    )
-                    count = result.leading
-                    result.raise_for_failure()
-                    if count:
-                        self._avoidance.succeeded(span.address, asked_s)
-            except PinyonError as error:
-                if blames_peer(error, left_s, timeout_s):
-                    self._avoidance.failed(span.address, self._clock())
-                _log.info("reading from %s failed: %s", span.source_id, error.message)
-            except Exception:
-                _log.exception("reading from %s failed", span.source_id)
+            if self._reader is not None and left_s > 0 and not self._avoidance.avoids(span.address, self._clock()):
+                count = await read_span(
+                    *(self._reader, self._avoidance, self._clock, span, keys[part], places[part], object_bytes),
+                    *(left_s, timeout_s, terms),
+                )
             arrived.append(count)
             if count < span.end - span.first:
                 break

@@ -74,10 +74,9 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
         self._parts.bind(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._parts.begin(list(metadata.values()))
+        self._parts.begin([metadata[rank] for rank in sorted(metadata)])
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        self._parts.begin(list(metadata.values()))
+    set_xfer_handshake_metadata_pp_aware = set_xfer_handshake_metadata
 
     @guarded(_nothing)
     def on_new_request(self, request: Any) -> None:
@@ -101,7 +100,7 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
             return self._parts.side.step(scheduler_output)
         except Exception:  # jobs that were made before go on
             self._parts.failed("build_connector_meta")
-            return self._parts.side.take_jobs()
+            return self._parts.side.step_failed()
 
     @guarded(_nothing)
     def update_connector_output(self, connector_output: Any) -> None:
@@ -118,7 +117,7 @@ class PinyonConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not 
 
     @guarded(lambda: False)
     def has_pending_block_frees(self) -> bool:
-        return self._parts.side.saving  # type: ignore[no-any-return]
+        return self._parts.side.frees  # type: ignore[no-any-return]
 
     @guarded(lambda: False)
     def reset_cache(self) -> bool | None:

@@ -4,7 +4,9 @@ vLLM pickles these between its processes, so they hold plain values only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copyreg
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -16,6 +18,15 @@ from pinyon.core.block_keys import BlockKey
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
+
+
+def _by_fields(value: Any) -> tuple[type, tuple[Any, ...]]:
+    return type(value), tuple(getattr(value, each.name) for each in fields(value))
+
+
+# Compiled, frozen ones cannot be unpickled otherwise.
+copyreg.pickle(KvLayout, _by_fields)
+copyreg.pickle(FetchSpan, _by_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class StepJobs(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there 
     """Blocks that this step completes, and their keys."""
     forget: bool = False
     """All content is void, such as after new weights."""
+    step: int = 0
+    """The number of the step; 0: it computes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +85,6 @@ class Loaded:
     spans: tuple[tuple[str, int, float], ...] = ()
     """Source, bytes and seconds of each span that arrived whole."""
 
-    @property
-    def blocks(self) -> int:
-        return self.peer_blocks + self.store_blocks
-
 
 @dataclass(slots=True)
 class StepNews(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
@@ -85,13 +94,15 @@ class StepNews(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not 
     """The number of ranks that are done with each save job."""
     loaded: list[Loaded] = field(default_factory=list)
     failed_sources: frozenset[str] = frozenset()
+    step: int = 0
+    """The step that has ended, if it computed something."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, StepNews)
         saved = dict(self.saved)
         for job_id, ranks in other.saved.items():
             saved[job_id] = saved.get(job_id, 0) + ranks
-        return StepNews(saved, self.loaded + other.loaded, self.failed_sources | other.failed_sources)
+        return StepNews(saved, self.loaded + other.loaded, self.failed_sources | other.failed_sources, self.step)
 
 
 @dataclass(frozen=True, slots=True)

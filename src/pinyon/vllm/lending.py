@@ -46,6 +46,7 @@ class Lending:
         self._grants: dict[int, list[Grant]] = {}
         self._by_block: dict[int, set[int]] = {}
         """The leases on each block."""
+        self._lends = True
         self._layers = [
             kvstore_pb2.LayerPlace(
                 region=number, base_bytes=place.base, stride_bytes=place.stride, length_bytes=place.length
@@ -99,6 +100,11 @@ class Lending:
             blocks = {*self._key_of, *(block for batch in self._promised.values() for block in batch)}
         self.overwritten(blocks)
 
+    def stop(self) -> None:
+        """Lends nothing from now on."""
+        self._lends = False
+        self.forget()
+
     # -- the event loop's thread
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
@@ -108,7 +114,7 @@ class Lending:
         lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._lease_s, self._max_lease_s)
         self._expire()
         with self._lock:
-            held = self._held(keys, allow_gaps=request.allow_gaps)
+            held = self._held(keys, allow_gaps=request.allow_gaps) if self._lends else []
             if not held:
                 return kvstore_pb2.AcquireResponse()
             lease_id = self._leases.grant([block for _, block in held], self._clock(), lease_s)

@@ -33,6 +33,8 @@ class EngineMemory:
         """All layers, each with the number of its region."""
         known: dict[int, int] = {}
         first = next(iter(tensors.values()))
+        if first.device.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"KV in memory of {first.device.type} is not supported")
         for name, tensor in tensors.items():
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:

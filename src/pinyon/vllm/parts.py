@@ -10,16 +10,19 @@ import time
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.runtime.identity import WORKER
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.loop_thread import LoopThread
 from pinyon.runtime.security import Security, load_security
+from pinyon.runtime.watch import FileWatch
 from pinyon.vllm.settings import VllmSettings, load_vllm_settings
 
 TRIED = ("0.32",)
 """The minor versions of vLLM that the tests were run with."""
-NOT_WHOLE = ("Mamba", "SlidingWindow", "ChunkedLocal")
-"""Kinds of KV whose blocks are given up, or change, while the prompt goes on."""
+KINDS = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
+"""The kinds of KV that only the tokens before it make, and whose blocks stay for a whole prompt."""
 FAILURES_EVERY_S = 10.0
+START_S = 30.0
 
 _log = get_logger("vllm")
 
@@ -39,9 +42,11 @@ class ConnectorParts:
                 f"this model has {len(groups)} groups of KV ({kinds}), and only models with one are supported: serve "
                 "it without the connector, with the agent beside it"
             )
-        kind = type(groups[0].kv_cache_spec).__name__
-        if any(word in kind for word in NOT_WHOLE):
-            raise InvalidArgument(f"this model's KV is of the kind {kind}: a block does not stay for a whole prompt")
+        spec = groups[0].kv_cache_spec
+        for each in getattr(spec, "kv_cache_specs", {"": spec}).values():
+            kind = type(each).__name__
+            if kind not in KINDS or getattr(each, "non_causal", False):
+                raise InvalidArgument(f"this model's KV is of the kind {kind}, which other prompts cannot reuse")
         parallel = vllm_config.parallel_config
         for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
@@ -52,12 +57,22 @@ class ConnectorParts:
                 "does not come"
             )
         self.group = groups[0]
-        self.security: Security = load_security(self.settings, "worker")
+        self.thread = shared_thread()
+        self.security: Security = self.thread.submit(self._load_security()).result(START_S)
         self.ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self.data_rank: int = parallel.data_parallel_rank
         self.clock = time.monotonic
-        self.thread = shared_thread()
         self._failures: dict[str, float] = {}
+
+    async def _load_security(self) -> Security:
+        """Loads the TLS files, and again whenever they change."""
+        files, settings = FileWatch(), self.settings
+        if settings.has_tls:  # added before the files are read, so that no change is missed
+            files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
+            files.start()
+            self._files = files
+        security = load_security(settings, WORKER)
+        return security
 
     def failed(self, method: str) -> None:
         """Logs the present exception, at most once in a while for each method."""

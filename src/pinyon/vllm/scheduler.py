@@ -97,7 +97,7 @@ class SchedulerSide:
         self._clock, self._wake = clock, wake
         self.pool: Any = None
         self.caches = True
-        """True if vLLM keeps blocks for other requests."""
+        """True if vLLM keeps blocks for other requests; else nothing is reused at all."""
         self.prompts: dict[str, EnginePrompt] = {}
         self.cached = CachedBlocks()
         self.lock = threading.Lock()
@@ -113,6 +113,8 @@ class SchedulerSide:
         self._refused: set[str] = set()
         """Requests whose load has failed: they are computed, or the question would come again for ever."""
         self._next = StepJobs()
+        self._steps = 0
+        """The number of steps that compute something."""
         self.times = times
         self.counts = dict.fromkeys(COUNTED, 0)
         self.failed_sources: frozenset[str] = frozenset()
@@ -120,6 +122,8 @@ class SchedulerSide:
     def bind(self, pool: Any) -> None:
         self.pool = pool
         self.caches = bool(pool.enable_caching)
+        if not self.caches:  # vLLM does so itself where KV depends on more than the tokens before it
+            _log.warning("prefix caching is off: no KV is saved, loaded or lent")
 
     # -- before a request runs
 
@@ -132,6 +136,7 @@ class SchedulerSide:
         )
         self.prompts[request.request_id] = prompt
         self._read_plan(prompt, request.kv_transfer_params)
+        prompt.reuses = prompt.reuses and self.caches
         self.times.arrived(prompt.times)
         if prompt.reuses and not request.skip_reading_prefix_cache:
             self._start_look(prompt, 0)
@@ -193,7 +198,8 @@ class SchedulerSide:
                 prompt.look = None
                 return nothing
             found = () if prompt.look.cancelled() or prompt.look.exception() else prompt.look.result()
-            spans = cut(found, first, end, prompt.looked_from)
+            good = itertools.takewhile(lambda span: span.address not in self.failed_sources, found)
+            spans = cut(tuple(good), first, end, prompt.looked_from)
         if not spans:
             return nothing
         prompt.offer = first, spans[-1].end - first, spans
@@ -232,13 +238,18 @@ class SchedulerSide:
 
     # -- once a step
 
-    def take_jobs(self) -> StepJobs:
-        """Returns the jobs that wait for a step."""
+    def _take_jobs(self) -> StepJobs:
         jobs, self._next = self._next, StepJobs()
         return jobs
 
+    def step_failed(self) -> StepJobs:
+        """Returns the jobs after an exception of :meth:`step`: it is not known what the step overwrites."""
+        self._next.complete = []
+        self.forget_all(self._space)
+        return self._take_jobs()
+
     def step(self, output: Any) -> StepJobs:
-        """Returns the jobs of the step that vLLM has just planned; after an exception :meth:`take_jobs` has some."""
+        """Returns the jobs of the step that vLLM has just planned; after an exception call :meth:`step_failed`."""
         jobs = self._next
         now_s, size = self._clock(), self._space.block_tokens
         scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
@@ -258,16 +269,18 @@ class SchedulerSide:
                 if prompt is not None:
                     if whole:
                         prompt.done = computed // size
-                    if computed + tokens >= (prompt.done + 1) * size:
+                    if self.caches and computed + tokens >= (prompt.done + 1) * size:
                         self._complete(jobs, prompt, computed, tokens)
                     begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
         if begun:
-            self.times.step(now_s, begun)
+            self._steps += 1
+            jobs.step = self._steps
+            self.times.step(jobs.step, now_s, begun)
         if self.cached.changes:
             self._wake()
-        return self.take_jobs()
+        return self._take_jobs()
 
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""
@@ -291,9 +304,8 @@ class SchedulerSide:
         prompt.done = end
         jobs.complete += zip(keys, blocks, strict=True)
         known = [self.cached.holds(key) for key in keys]
-        if self.caches:
-            for block, key in zip(blocks, keys, strict=True):
-                self.cached.fill(block, key)
+        for block, key in zip(blocks, keys, strict=True):
+            self.cached.fill(block, key)
         if not self._saves or prompt.request_class.no_store or all(known):
             return
         if len(self._pinned) >= SAVES_MAX or self._pinned_blocks + len(blocks) > self._share * len(self.pool.blocks):
@@ -313,9 +325,9 @@ class SchedulerSide:
 
     def news(self, output: Any) -> None:
         """Takes the workers' news: jobs that are done, blocks that did not come."""
-        self.times.step_ended(self._clock())
         news = output.kv_connector_worker_meta
         if isinstance(news, StepNews):
+            self.times.step_ended(news.step, self._clock())
             for job_id, ranks in news.saved.items():
                 self._saved(job_id, ranks)
             for loaded in news.loaded:
@@ -355,9 +367,8 @@ class SchedulerSide:
             self.counts["load_failures"] += 1
         self.counts["loaded_blocks"] += good
         with self.lock:
-            if self.caches:
-                for block, key in zip(job.blocks[:good], job.keys, strict=False):
-                    self.cached.fill(block, key)
+            for block, key in zip(job.blocks[:good], job.keys, strict=False):
+                self.cached.fill(block, key)
         self.pool.free_blocks(reversed(blocks))
         if prompt is None:
             self._refused.discard(name)
@@ -386,6 +397,12 @@ class SchedulerSide:
     def saving(self) -> bool:
         """True if vLLM must go on with steps, so that save jobs can end, or the workers hear what is void."""
         return bool(self._pinned) or self._next.forget
+
+    @property
+    def frees(self) -> bool:
+        """True if blocks become free when a job ends: vLLM waits for that, and preempts nobody meanwhile."""
+        held = [*(blocks for blocks, _ in self._pinned.values()), *(blocks for _, blocks in self._loading.values())]
+        return any(block.ref_cnt == 1 for blocks in held for block in blocks)
 
     def forget_all(self, space: KeySpace) -> None:
         """Makes all content void: from now on, keys are of another space."""

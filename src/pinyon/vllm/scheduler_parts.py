@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -53,6 +53,7 @@ class SchedulerParts(ConnectorParts):
     def __init__(self, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, kv_cache_config)
         self._config = vllm_config
+        self._url = server_url(self.settings) if self.settings.conductor else ""
         self._pool: Any = None
         self.side: SchedulerSide | None = None
         self._session: ReportSession | None = None
@@ -70,8 +71,10 @@ class SchedulerParts(ConnectorParts):
 
     def begin(self, facts: Sequence[RankFacts]) -> None:
         """Starts with what the workers have told."""
-        self._facts, settings = facts[0], self.settings
-        name = settings.instance_id or f"vllm-{secrets.token_hex(3)}"
+        self._facts, settings, tls = facts[0], self.settings, self.security.tls
+        self._sizes = [each.layout.block_bytes for each in facts]
+        certified = "" if tls is None else tls.material.identity.instance_id
+        name = settings.instance_id or certified or f"vllm-{secrets.token_hex(3)}"
         self._instance_id = f"{name}-dp{self.data_rank}" if self.data_rank else name
         self._fingerprint = model_fingerprint(self._config)
         layout, self._lends = self._facts.layout, settings.peers and self.ranks == 1
@@ -87,7 +90,7 @@ class SchedulerParts(ConnectorParts):
         if self._pool is not None:
             side.bind(self._pool)
         self.thread.submit(self._register())
-        self._watching = self.thread.submit(self._watch())
+        self._watching = self.thread.submit(self._watch()) if self._url else None
         self._show_metrics(side)
 
     def _space(self) -> KeySpace:
@@ -107,14 +110,15 @@ class SchedulerParts(ConnectorParts):
         self._store = SyncStore(self.thread, client, None, clock=self.clock)
 
     def _look(self, keys: Sequence[bytes]) -> Future[tuple[FetchSpan, ...]]:
-        size, look_s = self._facts.layout.block_bytes, self.settings.look_s
         if self.ranks == 1:
-            return self._store.look(keys, size, look_s)
-        return self.thread.submit(self._look_for_shards(keys, size, look_s))
+            return self._store.look(keys, self._sizes[0], self.settings.look_s)
+        return self.thread.submit(self._look_for_shards(keys, self.settings.look_s))
 
-    async def _look_for_shards(self, keys: Sequence[bytes], size: int, look_s: float) -> tuple[FetchSpan, ...]:
+    async def _look_for_shards(self, keys: Sequence[bytes], look_s: float) -> tuple[FetchSpan, ...]:
         """Returns what is there of every rank's part. Each rank finds out by itself where its own is."""
-        looks = [self._store.look(shard_keys(keys, rank, self.ranks), size, look_s) for rank in range(self.ranks)]
+        looks = [
+            self._store.look(shard_keys(keys, rank, self.ranks), size, look_s) for rank, size in enumerate(self._sizes)
+        ]
         found = await asyncio.gather(*map(asyncio.wrap_future, looks))
         blocks = min(spans[-1].end if spans else 0 for spans in found)
         return tuple(
@@ -141,7 +145,7 @@ class SchedulerParts(ConnectorParts):
             max_batch=self._config.scheduler_config.max_num_seqs,
             max_context_tokens=model.max_model_len,
             key_secret_id=secret_id(self.security.secret),
-            server_url=server_url(self.settings),
+            server_url=self._url,
             keeps_to_itself=not self._lends,
         )
 
@@ -171,7 +175,7 @@ class SchedulerParts(ConnectorParts):
         """Says that requests may come while vLLM's server answers, which begins after the engine, and nobody drains it.
 
         The worker's process, which people ask to drain, says so by its health."""
-        url, answers, began_s = f"{server_url(self.settings)}/version", False, self.clock()
+        url, answers, began_s = f"{self._url}/version", False, self.clock()
         while True:
             try:
                 if not answers:
@@ -227,7 +231,8 @@ class SchedulerParts(ConnectorParts):
         if self._metrics is not None:
             self._metrics.close()
         if self.side is not None:
-            self._watching.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
             self.thread.submit(self._stop()).result(2 * CLOSE_S)
 
     async def _stop(self) -> None:
@@ -240,8 +245,9 @@ class SchedulerParts(ConnectorParts):
 
 
 def _get(url: str) -> bytes:
-    context = ssl._create_unverified_context() if url.startswith("https:") else None  # it is asked only if it is up
-    with urlopen(url, timeout=2.0, context=context) as answer:
+    # It is asked only whether it is up. A proxy that the environment names is not on the way to this machine.
+    unverified = HTTPSHandler(context=ssl._create_unverified_context())
+    with build_opener(ProxyHandler({}), unverified).open(url, timeout=2.0) as answer:
         return bytes(answer.read(1024))
 
 
@@ -256,10 +262,21 @@ def model_fingerprint(config: Any) -> str:
         try:
             name = checkpoint_fingerprint(folder, (folder / "config.json").read_bytes())
         except (PinyonError, OSError) as error:
-            _log.warning("%s is known by its path only: %s", folder, error)
+            name = _files_of(folder)
+            _log.warning("%s is known by its files' sizes and times only: %s", folder, error)
+    elif folder.exists():
+        name = _files_of(folder)
     seed = model.seed if load.load_format == "dummy" else None
     parts = (
         *(name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides)),
+        # Positions count differently with another longest context in some models.
+        *(model.max_model_len, str(getattr(model, "override_generation_config", None))),
         *(str(config.cache_config.cache_dtype), str(draft and draft.model)),
     )
     return xxh3_128_hexdigest(json.dumps(parts).encode())
+
+
+def _files_of(path: Path) -> str:
+    """Returns the path with the size and time of each file, which new weights change."""
+    stats = [(each.name, each.stat()) for each in ([path] if path.is_file() else sorted(path.iterdir()))]
+    return json.dumps([str(path), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)])

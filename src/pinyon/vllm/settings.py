@@ -66,13 +66,15 @@ def server_url(settings: VllmSettings, argv: Sequence[str] | None = None) -> str
     if settings.server_url:
         return settings.server_url.rstrip("/")
     argv = sys.argv if argv is None else argv
-    said = {"--host": "", "--port": "8000", "--ssl-certfile": ""}
+    said = {"--host": "", "--port": "", "--ssl-certfile": "", "--config": ""}
     for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
-        if name in said:
+        if (name := name.replace("_", "-")) in said:
             said[name] = value if equals else next(iter(argv[place + 1 : place + 2]), "")
+    if said["--config"] and not said["--port"]:
+        raise InvalidArgument("give server_url: vLLM's --config may name another port", field="server_url")
     host = settings.advertise_host or said["--host"]
     if host in ("", "0.0.0.0", "::"):
         host = settings.listen.rpartition(":")[0]
     scheme = "https" if said["--ssl-certfile"] else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{said['--port']}"
+    return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{said['--port'] or '8000'}"

@@ -59,6 +59,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class _Step:
+    number: int
     begun_s: float
     prefills: list[tuple[RequestTimes, int]]
     """Prompts, and how many of their tokens are computed."""
@@ -103,7 +104,7 @@ class Times:
         with self._lock:
             return self._ledger.token_times.take(idle=not self.running)
 
-    def step(self, now_s: float, scheduled: Sequence[tuple[RequestTimes, int, int]]) -> None:
+    def step(self, number: int, now_s: float, scheduled: Sequence[tuple[RequestTimes, int, int]]) -> None:
         """Notes a planned step: requests, their tokens with KV before it, and the number of tokens that it computes."""
         prefills: list[tuple[RequestTimes, int]] = []
         first_tokens: list[RequestTimes] = []
@@ -125,10 +126,12 @@ class Times:
                 times.answered = True
                 first_tokens.append(times)
         self.running, self.kv_tokens = len(scheduled), kv_tokens
-        self._steps.append(_Step(now_s, prefills, first_tokens, decodes, kv_tokens))
+        self._steps.append(_Step(number, now_s, prefills, first_tokens, decodes, kv_tokens))
 
-    def step_ended(self, now_s: float) -> None:
-        if not self._steps:
+    def step_ended(self, number: int, now_s: float) -> None:
+        while self._steps and self._steps[0].number < number:
+            self._steps.popleft()
+        if not self._steps or self._steps[0].number != number:
             return
         step = self._steps.popleft()
         seconds = now_s - max(step.begun_s, self._ended_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -61,18 +60,24 @@ class WorkerSide:
         """Blocks whose content did not come."""
         self._news = StepNews()
         self._pauses = Avoidance(first_s=1.0, max_s=8.0, max_peers=1)
-        self._waiting: deque[tuple[SaveJob, float, Fence | None]] = deque()
-        self._putting = 0
+        self._puts = asyncio.Semaphore(SAVES_AT_ONCE)
+        self._step = 0
 
     # -- one step
 
     def begin(self, jobs: StepJobs) -> None:
         """Begins a step, before it computes: what it overwrites is lent to nobody from here on."""
-        if self._lending is not None:
+        self._step = jobs.step
+        if self._lending is None:
+            return
+        try:
             if jobs.forget:
                 self._lending.forget()
             if jobs.overwritten:
                 self._lending.overwritten(jobs.overwritten)
+        except Exception:  # a block may be lent that is no more what it was
+            self._lending.stop()
+            raise
 
     def load(self, jobs: StepJobs) -> None:
         """Starts the step's loads, which run beside this step and the next ones."""
@@ -108,7 +113,7 @@ class WorkerSide:
                 self._submit(self._fill(self._lending, fence, batch), lambda: None)
         now_s = self._clock()
         for job in jobs.saves:
-            self._thread.call(partial(self._queue, job, now_s, fence))
+            self._submit(self._save(job, now_s, fence), partial(self._saved, job))
 
     def take(self) -> tuple[set[str], set[int]]:
         """Returns the requests whose loads have ended since the last call, and the blocks that did not come."""
@@ -121,10 +126,11 @@ class WorkerSide:
         """Returns what the scheduler's side is to know; None: nothing new."""
         failed_sources = self._store.failed_sources()
         with self._lock:
-            if not self._news.saved and not self._news.loaded and failed_sources == self._news.failed_sources:
+            old, step = self._news, self._step
+            if not step and not old.saved and not old.loaded and failed_sources == old.failed_sources:
                 return None
-            news, self._news = self._news, StepNews(failed_sources=failed_sources)
-        news.failed_sources = failed_sources
+            news, self._news = old, StepNews(failed_sources=failed_sources)
+        news.step, news.failed_sources = step, failed_sources
         return news
 
     def _submit(self, work: object, failed: Callable[[], None]) -> None:
@@ -183,27 +189,13 @@ class WorkerSide:
         await passed(fence)
         lending.filled(batch)
 
-    def _queue(self, job: SaveJob, now_s: float, fence: Fence | None) -> None:
-        self._waiting.append((job, now_s, fence))
-        self._next_put()
-
-    def _next_put(self) -> None:
-        while self._waiting and self._putting < SAVES_AT_ONCE:
-            job, since_s, fence = self._waiting.popleft()
+    async def _save(self, job: SaveJob, since_s: float, fence: Fence | None) -> None:
+        """Puts the job's blocks when their turn comes, unless that is too late, or the store fails just now."""
+        async with self._puts:
             now_s = self._clock()
-            if now_s - since_s > self._store_queue_s or self._pauses.avoids("store", now_s):
-                self._saved(job)
-                continue
-            self._putting += 1
-            task = asyncio.ensure_future(self._put(job, fence))
-            task.add_done_callback(partial(self._put_ended, job))
-
-    def _put_ended(self, job: SaveJob, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("a put failed", exc_info=task.exception())
-        self._putting -= 1
+            if now_s - since_s <= self._store_queue_s and not self._pauses.avoids("store", now_s):
+                await self._put(job, fence)
         self._saved(job)
-        self._next_put()
 
     def _saved(self, job: SaveJob) -> None:
         """Says that the job's blocks are not read any more."""

@@ -19,11 +19,12 @@ from pinyon.store.sync_store import SyncStore
 from pinyon.vllm.jobs import RankFacts
 from pinyon.vllm.lending import Lending
 from pinyon.vllm.memory import EngineMemory
-from pinyon.vllm.parts import ConnectorParts, shifted, vllm_version
+from pinyon.vllm.parts import START_S, ConnectorParts, shifted, vllm_version
 from pinyon.vllm.worker import WorkerSide
 
-START_S = 30.0
 CLOSE_S = 2.0
+WORKER_SERVICE = "pinyon.api.worker.v1.WorkerService"
+"""The service by whose health ``pinyon`` knows a worker. Its methods are not here."""
 
 _log = get_logger("vllm")
 
@@ -80,6 +81,7 @@ class WorkerParts(ConnectorParts):
             service = kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"]
             self._server.add(self.lending, service, BLOCK_READ_CALLERS)
         add_admin(self._server, [changeable_flag("draining", lambda: self._draining, self._drain)])
+        self._server.stands_for.append(WORKER_SERVICE)
         address = settings.reachable(await self._server.start())
         return SyncStore(self.thread, self._client, self._reader, clock=self.clock), address
 

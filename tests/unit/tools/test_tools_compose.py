@@ -15,6 +15,10 @@ from services.controller.settings import ControllerSettings
 from services.kvstore.settings import KvStoreSettings
 from services.lb.settings import LbSettings
 from services.worker.settings import WorkerSettings
+from tests.vllm_double import install
+
+install()
+from pinyon.vllm.settings import VllmSettings  # noqa: E402  # it needs vLLM, or its double
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SETTINGS = {
@@ -22,6 +26,7 @@ SETTINGS = {
     "CONTROLLER": ControllerSettings,
     "KVSTORE": KvStoreSettings,
     "LB": LbSettings,
+    "VLLM": VllmSettings,
     "WORKER": WorkerSettings,
 }
 WANTED = {
@@ -52,6 +57,14 @@ OVERRIDES = {
     "no registry, regions": (
         ("compose.test.yaml", "compose.regions.yaml"),
         {"redis": "image: pinyon:latest", "eu-lb": "PINYON_LB_CONTROLLER: controller:7100"},
+    ),
+    "vllm": (
+        ("compose.vllm.yaml",),
+        {
+            "lb": "PINYON_LB_UPSTREAM_CA_FILE: /run/pinyon/tls/ca.crt",
+            "vllm-2": "PINYON_VLLM_INSTANCE_ID: vllm-2",
+            "decode-1": "scale: 0",
+        },
     ),
     "keys": (("compose.keys.yaml",), {"lb": "PINYON_LB_API_KEYS_FILE: /run/pinyon/keys"}),
 }
@@ -84,7 +97,7 @@ def test_what_the_files_come_to_is_known_to_the_services(name: str) -> None:
     found = services(ended.stdout)
     for service, setting in expected.items():
         assert setting in found[service]
-    for kind, setting in re.findall(r"\bPINYON_(CONDUCTOR|CONTROLLER|KVSTORE|LB|WORKER)_([A-Z_]+):", ended.stdout):
+    for kind, setting in re.findall(r"\bPINYON_(CONDUCTOR|CONTROLLER|KVSTORE|LB|VLLM|WORKER)_([A-Z_]+):", ended.stdout):
         assert setting.lower() in SETTINGS[kind].model_fields, setting
     for service, text in found.items():
         assert "max-size: 10m" in text, service

@@ -43,6 +43,7 @@ FOREIGN = {
     "--enable-metrics",
     "--kv-events-config",
     "--page-size",
+    "--max-model-len",
     "--max-num-seqs",
     "--metrics",
     "--pdb",

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from pinyon.core.errors import InvalidArgument
+from pinyon.core.layout import KvLayout
+from pinyon.core.orders import FetchSpan, KvSource
+from pinyon.core.request import RequestClass
 from pinyon.vllm import PinyonConnector
-from pinyon.vllm.jobs import LoadJob, SaveJob, StepJobs, StepNews
+from pinyon.vllm.jobs import LoadJob, RankFacts, SaveJob, StepJobs, StepNews
 from pinyon.vllm.parts import ConnectorParts
 from pinyon.vllm.settings import load_vllm_settings, server_url
 from tests.vllm_double import Block, ConnectorBase, Output, Request, Role, recorded
@@ -30,6 +33,14 @@ def test_the_double_has_the_recorded_fields() -> None:
     assert set(there["Request"]) <= names
     assert set(there["KVCacheBlock"]) <= {field.name for field in fields(Block)}
     assert Output(**dict.fromkeys(there["SchedulerOutput"]))
+
+
+def test_sources_and_layouts_survive_pickling() -> None:
+    span = FetchSpan("store-1", "127.0.0.1:7100", KvSource.STORE, 0, 2)
+    work = LoadJob(7, "request", 0, [b"a" * 16, b"b" * 16], [3, 4], (span,), RequestClass(kind="chat"))
+    facts = RankFacts(KvLayout(2, 1, 8, 32, packing="vllm", packed_bytes=64), "127.0.0.1:7200", "ab")
+    for each in (work, facts):
+        assert pickle.loads(pickle.dumps(each)) == each
 
 
 def test_jobs_and_news_survive_vllm_s_pickling() -> None:
@@ -54,8 +65,8 @@ class Failing:
     def failed(self, method: str) -> None:
         self.failures.append(method)
 
-    def take_jobs(self) -> StepJobs:
-        return StepJobs()
+    def step_failed(self) -> StepJobs:
+        return StepJobs(forget=True)
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
@@ -81,14 +92,18 @@ def test_nothing_raises_into_vllm() -> None:
     ):
         call()
     assert connector.has_pending_block_frees() is False
-    assert not connector.build_connector_meta(None).loads
+    assert connector.build_connector_meta(None).forget
     assert len(connector._parts.failures) >= 12
 
 
-def config(groups: int = 1, **extra: Any) -> tuple[Any, Any]:
+def spec(kind: str = "FullAttentionSpec", **fields: Any) -> Any:
+    return type(kind, (SimpleNamespace,), {})(**fields)
+
+
+def config(groups: int = 1, kv: Any = None, **extra: Any) -> tuple[Any, Any]:
     transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy="recompute")
     parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_rank=0)
-    group = SimpleNamespace(kv_cache_spec=SimpleNamespace())
+    group = SimpleNamespace(kv_cache_spec=kv or spec())
     return (
         SimpleNamespace(kv_transfer_config=transfer, parallel_config=parallel),
         SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=8),
@@ -98,6 +113,20 @@ def config(groups: int = 1, **extra: Any) -> tuple[Any, Any]:
 def test_hybrid_models_are_refused_with_the_reason() -> None:
     with pytest.raises(InvalidArgument, match="2 groups of KV"):
         ConnectorParts(*config(groups=2))
+
+
+@pytest.mark.parametrize(
+    "kv",
+    [
+        spec("MambaSpec"),
+        spec("RSWASpec"),
+        spec(non_causal=True),
+        spec("UniformTypeKVCacheSpecs", kv_cache_specs={"a": spec(), "b": spec("SlidingWindowSpec")}),
+    ],
+)
+def test_kv_that_is_no_function_of_its_prefix_is_refused(kv: Any) -> None:
+    with pytest.raises(InvalidArgument, match="cannot reuse"):
+        ConnectorParts(*config(kv=kv))
 
 
 def test_the_failure_policy_that_fails_requests_is_refused() -> None:
@@ -129,5 +158,8 @@ def test_the_server_s_address_is_read_off_vllm_s_command_line() -> None:
     assert server_url(settings, ["vllm", "--port", "81", "--host=10.0.0.1"]) == "http://10.0.0.1:81"
     assert server_url(settings, ["vllm", "--port=82", "--host", "0.0.0.0"]) == "http://127.0.0.1:82"
     assert server_url(load_vllm_settings({"server_url": "http://x:1/"}, {}), []) == "http://x:1"
+    with pytest.raises(InvalidArgument, match="--config"):
+        server_url(settings, ["vllm", "serve", "--config", "x.yaml"])
+    assert server_url(settings, ["--port", "1", "--config", "x", "--ssl_certfile", "c"]) == "https://127.0.0.1:1"
     outside = load_vllm_settings({"advertise_host": "node-1"}, {})
     assert server_url(outside, ["vllm", "--host", "0.0.0.0"]) == "http://node-1:8000"

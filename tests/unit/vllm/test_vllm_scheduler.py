@@ -135,7 +135,7 @@ def test_a_preempted_request_asks_the_store_anew(place: Place) -> None:
 
 def test_saves_are_pinned_until_all_ranks_are_done_and_are_few() -> None:
     place = Place(saves=True)
-    place.engine.add(Request("r", list(range(100, 133)), 1))
+    place.engine.add(Request("r", list(range(100, 133)), 4))
     place.asked[0][1].set_result(())
     place.engine.step()
     (job,) = place.jobs[0].saves
@@ -146,6 +146,9 @@ def test_saves_are_pinned_until_all_ranks_are_done_and_are_few() -> None:
     place.engine.step()
     assert not place.jobs[1].saves, "no more than the share may wait"
     assert place.side.counts["unsaved_blocks"] == 8
+    assert not place.side.frees, "the request holds its blocks, too"
+    place.engine.abort("r")
+    assert place.side.frees
     place.output = {"kv_connector_worker_meta": StepNews({job.job_id: 1})}
     place.engine.step()
     assert not place.side.saving
@@ -265,3 +268,34 @@ def test_a_request_that_is_not_known_any_more_leaves_nothing(place: Place) -> No
     place.side.not_allocated(asked, given, 4)
     place.side.ended(asked)
     assert not place.side._refused
+
+
+def test_where_vllm_keeps_no_blocks_nothing_is_reused() -> None:
+    place = Place(saves=True)
+    place.pool.enable_caching = False
+    place.side.bind(place.pool)
+    place.engine.add(request())
+    place.engine.step()
+    assert not place.asked
+    assert not place.jobs[0].saves
+    assert not place.jobs[0].complete
+
+
+def test_after_a_step_that_failed_all_content_is_void(place: Place) -> None:
+    place.engine.add(request())
+    place.asked[0][1].set_result(())
+    place.engine.step()
+    with pytest.raises(AttributeError):
+        place.side.step(object())
+    jobs = place.side.step_failed()
+    assert jobs.forget
+    assert not jobs.complete
+    assert not place.side.snapshot()
+
+
+def test_a_source_that_failed_lately_is_not_offered(place: Place) -> None:
+    asked = request()
+    place.side.arrived(asked)
+    place.asked[0][1].set_result((STORE,))
+    place.side.failed_sources = frozenset((STORE.address,))
+    assert place.side.matched(asked, 0) == (0, False)

@@ -16,8 +16,8 @@ def test_a_first_token_has_its_time_in_parts() -> None:
     times.arrived(request)
     request.load_begun(1.5)
     request.load_ended(2.0, 1, 4)
-    times.step(3.0, [(request, 4, 4)])
-    times.step_ended(3.25)
+    times.step(1, 3.0, [(request, 4, 4)])
+    times.step_ended(1, 3.25)
     news = times.take()
     assert (
         list(news.begun_decode_request_ids)
@@ -36,8 +36,8 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
     times, choices = Times("x", 4), [placed(), placed()]
     for each in choices:
         times.arrived(each)
-    times.step(3.0, [(each, 0, 8) for each in choices])
-    times.step_ended(4.0)
+    times.step(1, 3.0, [(each, 0, 8) for each in choices])
+    times.step_ended(1, 4.0)
     times.ended(choices[0])
     news = times.take()
     assert (
@@ -50,6 +50,17 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
     assert not news.ended_decode_request_ids, "the other choice decodes"
     times.ended(choices[1])
     assert list(times.take().ended_decode_request_ids) == ["p"]
+
+
+def test_news_of_another_step_ends_none() -> None:
+    times, request = Times("x", 4), placed()
+    times.arrived(request)
+    times.step(1, 2.0, [])  # its news are lost
+    times.step(2, 3.0, [(request, 0, 8)])
+    times.step_ended(0, 3.1)  # of one that computes nothing
+    assert not times.take().prefills
+    times.step_ended(2, 4.0)
+    assert times.take().prefills[0].compute_us == 1_000_000
 
 
 @pytest.mark.parametrize("first", [0, 1])

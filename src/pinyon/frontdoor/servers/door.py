@@ -28,7 +28,7 @@ from pinyon.frontdoor.servers.instance_servers import InstanceServers
 from pinyon.frontdoor.servers.request import ServerRequest
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, server_fields
-from pinyon.frontdoor.upstreams.reading import Asked, read_with_values
+from pinyon.frontdoor.upstreams.reading import PROMPTS, Asked, read_with_values
 from pinyon.http.answer import HttpError, Reply
 from pinyon.messages.plan import FIELD
 from pinyon.openai.format import model_object
@@ -39,7 +39,8 @@ from pinyon.runtime.logging import get_logger
 _BESIDE: Final = frozenset(("/tokenize", "/detokenize"))
 """The paths that are not below ``/v1/`` and go to servers all the same."""
 _BEGINNINGS: Final = (b"/v1/", b"/tokenize", b"/detokenize")
-_OURS: Final = frozenset((FIELD, SALT))
+_OURS: Final = frozenset((FIELD, "ec_transfer_params"))
+"""The fields that no client may send."""
 
 _log = get_logger("lb.servers")
 
@@ -119,6 +120,11 @@ class ServerDoor(Forwarding):
             # As for other servers, the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:LABEL_CHARS_MAX]})")
         whose = self._class(head, asked, values or {}, served.name)
+        if values is None and head.client.tenant:
+            raise InvalidArgument("This model's servers cannot keep the KV of forms apart by tenant.")
+        beside = (values or {}).get("vllm_xargs")
+        if type(beside) is dict and not _OURS.isdisjoint(beside):
+            raise InvalidArgument(f"vllm_xargs must not have {FIELD}.", field="vllm_xargs")
         added = values is not None and head.path not in _BESIDE
         salt = salt_of(head.client.holder, whose.cache_salt, self.secret) if added else ""
         tokens, keys = await self._tokens(served.name, values, salt, adapter, head)
@@ -132,10 +138,9 @@ class ServerDoor(Forwarding):
         asks.tokens_wanted = 1  # whether it fits, the server says
         forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
         forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
-        forward.planned = added and head.path in (CHAT, COMPLETION)
-        forward.salt = salt
+        forward.planned, forward.salt = head.path in PROMPTS, salt
         if values is not None and added:
-            theirs = _OURS if salt else frozenset((FIELD,))
+            theirs = _OURS.union((SALT,) if salt else ())
             if not theirs.isdisjoint(values):
                 large = is_large(body)
                 forward.body = await self.off_loop.run_large(large, head.client.holder, without, body, theirs)
@@ -147,16 +152,20 @@ class ServerDoor(Forwarding):
         self, model: str, values: dict[str, Any] | None, salt: str, adapter: str, head: Head
     ) -> tuple[bytes, bytes]:
         """Returns a prompt's tokens and block keys; empty ones if it is placed by its text."""
+        prompts = self.prompts.get(model)
+        if values is None or prompts is None or head.path not in (CHAT, COMPLETION):
+            return b"", b""
         try:
-            prompts = self.prompts.get(model)
-            given = None if values is None or prompts is None else given_prompt(head.path, values)
-            if given is None or prompts is None or self.servers.differs(model, given.kinds):
-                return b"", b""
-            known_as = self.servers.named(adapter) if adapter else ""
-            return await prompts.given(given.prompt, given.rendering, salt, known_as, head.client.holder)
+            given = given_prompt(head.path, values)
+            if given is not None:
+                if self.servers.differs(model, given.kinds):
+                    return b"", b""
+                known_as = self.servers.named(adapter) if adapter else ""
+                return await prompts.given(given.prompt, given.rendering, salt, known_as, head.client.holder)
         except Exception as error:  # the server may take it all the same
             _log.debug("the prompt of %s is placed by its text: %r", head.log_id, error)
-            return b"", b""
+        self.servers.warn(model, "unread", "some prompts have images, or a form that only its servers know")
+        return b"", b""
 
     @staticmethod
     def _class(head: Head, asked: Asked, values: Mapping[str, Any], model: str) -> RequestClass:

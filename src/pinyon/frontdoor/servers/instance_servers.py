@@ -152,9 +152,9 @@ class InstanceServers:
         model = known.info.model
         if not known.compared:
             if (prompts := self._prompts.get(model)) is None:
-                self._warn(model, "folder", "no folder of it is named (--more-models)")
+                self.warn(model, "folder", "no folder of it is named (--more-models)")
             elif (found := await differences(known.server, prompts)) is None:
-                self._warn(
+                self.warn(
                     model,
                     "unasked",
                     "its servers tell nothing at /tokenize, so it is not known if we tokenize as they do",
@@ -162,7 +162,7 @@ class InstanceServers:
             elif found:
                 known.differs = found
                 said = "; ".join(f"{kind} ({where})" for kind, where in found.items())
-                self._warn(model, "differs", f"{known.server.name} makes other tokens of these prompts: {said}")
+                self.warn(model, "differs", f"{known.server.name} makes other tokens of these prompts: {said}")
             known.compared = True
         listed = await discover_models(known.server)
         if not isinstance(listed, str):
@@ -172,7 +172,8 @@ class InstanceServers:
                 if name != model and model in (said.get("parent"), said.get("root"))
             }
 
-    def _warn(self, model: str, subject: str, why: str) -> None:
+    def warn(self, model: str, subject: str, why: str) -> None:
+        """Says once for each subject why a model's requests are not placed by exact block keys."""
         if (model, subject) not in self._warned:
             self._warned.add((model, subject))
             then = "block keys are used" if subject == "unasked" else "such requests are placed by their text"

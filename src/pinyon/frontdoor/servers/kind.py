@@ -9,6 +9,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.core.layout import UNKNOWN_PACKING
 from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.kind import InstanceKind
@@ -129,7 +130,8 @@ class _Attempt:
         return self._known.server.send(forward.url, forward.fields, body, first_byte_s)
 
     def _plan(self, forward: ServerRequest) -> str:
-        if not forward.planned or self._known.info.keeps_to_itself:
+        layout = self._known.info.layout
+        if not forward.planned or layout is None or layout.packing == UNKNOWN_PACKING:
             return ""
         asks = self._asks
         plan = worker_pb2.Plan(

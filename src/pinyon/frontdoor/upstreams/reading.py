@@ -22,7 +22,7 @@ CHARS_PER_TOKEN: Final = 4
 FORM_BYTES: Final = 64 << 10
 """The bytes at both ends of a form that are searched for the model's name."""
 
-_PROMPTS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
+PROMPTS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
 """The routes for whose prompts servers keep KV."""
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _USERS = ("user", "safety_identifier", "prompt_cache_key")
@@ -81,7 +81,7 @@ def _asked(path: str, size: int, values: Mapping[str, Any], secret: bytes, defau
     elif type(model) is not str or len(model) > MODEL_CHARS_MAX:
         raise InvalidArgument(f"model must be a string of at most {MODEL_CHARS_MAX} characters.", field="model")
     stream, user = values.get("stream") is True, _user(values)
-    if path not in _PROMPTS:
+    if path not in PROMPTS:
         return Asked(model, stream, b"", user, tokens=_guess(size))
     text = prompt_text(values)
     salt = values.get("cache_salt")
