@@ -2,11 +2,10 @@
 
 ``round_robin`` and ``cache_aware`` are vllm-router's; ``upstream`` is our load balancer alone; ``agent`` places by what
 the untouched servers hold; ``pool`` has the connector in both servers, and a store node. The first four share two
-servers. All prefix caches are emptied before each run."""
+servers. All servers are warm, and their prefix caches are emptied before each run."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -14,15 +13,19 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.engines_sides import Side, conductor_side, pool_side, router_side, two_servers, upstream_side
+from bench.engines_sides import Side, ask, conductor_side, pool_side, router_side, two_servers, upstream_side
 from bench.report import Aim, Report, parser, progress
 from launch import vllm
 from launch.process import ROOT
+from launch.vllm import VllmServer
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.worker.v1 import worker_pb2
+from pinyon.messages.plan import FIELD, NAME, seal_plan
 from pinyon.runtime.process import child_environment
 
 CLIENT_S = 900.0
@@ -30,6 +33,9 @@ SHAPE = {"hidden": 512, "layers": 8, "heads": 8}
 """A model that takes a second and a half for 1,000 tokens on one thread here."""
 KV_MIB = 192
 """KV memory of each server: 12,288 tokens."""
+PROMPT, BLOCK_TOKENS = 2000, 32
+SAVED_S = 2.0
+"""The time for a prompt's blocks to be in the pool."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,12 @@ class Load:
 
 
 def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
-    count = 24 if quick else 72
-    prefixes = [Load(f"prefix_{number}", 0.7, count, _prefixes(number)) for number in (8, 24)]
+    few, many = (24, 24) if quick else (40, 72)
+    prefixes = [Load("prefix_8", 0.7, few, _prefixes(8)), Load("prefix_24", 0.7, many, _prefixes(24))]
     shared = folder / "sharegpt.json"
-    shared.write_text(json.dumps(_conversations(count, seed)))
+    shared.write_text(json.dumps(_conversations(few, seed)))
     nothing = ("--dataset-name", "sharegpt", "--dataset-path", str(shared))
-    return [*prefixes, Load("sharegpt", 0.7, count, nothing)]
+    return [*prefixes, Load("sharegpt", 0.7, few, nothing)]
 
 
 def _prefixes(number: int) -> tuple[str, ...]:
@@ -115,29 +121,77 @@ def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dic
     }
 
 
+def first_tokens(side: Side, model: str, rounds: int) -> dict[str, float]:
+    """Returns the median times to the first token of new prompts of 2,000 tokens: computed, in the server's own cache,
+    in the pool, and at the other server. Raises :class:`RuntimeError` where blocks did not come from there."""
+    rng = random.Random(5)
+    first, second = side.servers
+    found: dict[str, list[float]] = {"computed_ms": [], "own_ms": [], "pool_ms": [], "peer_ms": []}
+    plan = worker_pb2.Plan(request_id="bench")
+    plan.placement.policy = "bench"
+    plan.placement.fetches.add(
+        source_id=first.name,
+        source_address=side.addresses[first.name],
+        source=common_pb2.KV_SOURCE_PEER,
+        block_count=(PROMPT - 1) // BLOCK_TOKENS,
+    )
+    planned = {FIELD: {NAME: seal_plan(plan.SerializeToString(), b"")}}
+    for _ in range(rounds):
+        for way, extra in (("pool_ms", {}), ("peer_ms", planned)):
+            prompt = [rng.randrange(97, 123) for _ in range(PROMPT)]
+            found["computed_ms"].append(_ask_ms(first, model, prompt))
+            found["own_ms"].append(_ask_ms(first, model, prompt))
+            time.sleep(SAVED_S)
+            loaded = side.hits()["loaded"]
+            found[way].append(_ask_ms(second, model, prompt, **extra))
+            if side.hits()["loaded"] < loaded + PROMPT - 2 * BLOCK_TOKENS:
+                raise RuntimeError(f"blocks did not come from the {way.removesuffix('_ms')}")
+    return {way: statistics.median(times) for way, times in found.items()}
+
+
+def _ask_ms(server: VllmServer, model: str, prompt: list[int], **fields: Any) -> float:
+    began_s = time.monotonic()
+    ask(server, model, prompt, **fields)
+    return 1e3 * (time.monotonic() - began_s)
+
+
 def run(quick: bool, rounds: int) -> Report:
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the servers' caches are emptied between loads
     report = Report("engines", {"model": SHAPE, "kv_mib": KV_MIB, "rounds": rounds, "vllm": vllm.VERSION})
     model = vllm.small_checkpoint("bench", **SHAPE)
     more = ("--kv-cache-memory-bytes", str(KV_MIB << 20))
     cells: dict[str, dict[str, list[dict[str, float]]]] = {}
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pinyon-bench-")))
-        sides = list(_sides(stack, model, more, folder))
+
+    def take(side: Side, place: int, load: Load) -> None:
+        # The pool keeps what it got: no load has another one's prompts.
+        measured = measure(side, load, model, folder, 10 * number + place)
+        cells.setdefault(load.name, {}).setdefault(side.name, []).append(measured)
+        progress(f"{load.name} {side.name}: " + ", ".join(f"{k} {v:.3g}" for k, v in measured.items()))
+
+    with tempfile.TemporaryDirectory(prefix="pinyon-bench-") as scratch:
+        folder = Path(scratch)
         for number in range(rounds):
-            for place, load in enumerate(loads(quick, folder, number)):
-                seed = 10 * number + place  # the pool keeps what it got: no load has another one's prompts
-                order = sides[number % len(sides) :] + sides[: number % len(sides)]
-                for side in order:
-                    measured = measure(side, load, model, folder, seed)
-                    cells.setdefault(load.name, {}).setdefault(side.name, []).append(measured)
-                    progress(f"{load.name} {side.name}: " + ", ".join(f"{k} {v:.3g}" for k, v in measured.items()))
-    report.results = {
-        load: {
+            wanted = list(enumerate(loads(quick, folder, number)))
+            with two_servers(model, more, folder) as plain:
+                sides = [
+                    partial(router_side, "round_robin", plain, folder),
+                    partial(router_side, "cache_aware", plain, folder),
+                    partial(upstream_side, plain, folder),
+                    partial(conductor_side, plain, model, folder),
+                ]
+                for place, load in wanted:
+                    for start in sides[number % 4 :] + sides[: number % 4]:
+                        with start() as side:  # what is not measured does not run
+                            take(side, place, load)
+            with pool_side(model, more, folder) as side:
+                for place, load in wanted:
+                    take(side, place, load)
+                found = first_tokens(side, model.name, 2 if quick else 8)
+                cells.setdefault("first_token", {}).setdefault("pool", []).append(found)
+    for name, by in cells.items():
+        report.results[name] = {
             side: {key: statistics.median(each[key] for each in told) for key in told[0]} for side, told in by.items()
         }
-        for load, by in cells.items()
-    }
     report.aims = aims(report.results)
     return report
 
@@ -154,15 +208,6 @@ def aims(results: dict[str, Any]) -> list[Aim]:
         for side in ("agent", "pool")
     ]
     return made
-
-
-def _sides(stack: contextlib.ExitStack, model: Path, more: Sequence[str], folder: Path) -> Iterator[Side]:
-    plain = stack.enter_context(two_servers(model, more, folder))
-    for policy in ("round_robin", "cache_aware"):
-        yield stack.enter_context(router_side(policy, plain, folder))
-    yield stack.enter_context(upstream_side(plain, folder))
-    yield stack.enter_context(conductor_side(plain, model, folder))
-    yield stack.enter_context(pool_side(model, more, folder))
 
 
 def main() -> None:

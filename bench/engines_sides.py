@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 from bench.peers import peer_python
@@ -18,6 +20,7 @@ from launch.cluster import ClusterSpec, LocalCluster
 from launch.ports import HeldPorts
 from launch.process import ServiceProcess, await_ready, end_all
 from launch.vllm import VllmServer
+from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 
 START_S = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -36,6 +39,8 @@ class Side:
     url: str
     pids: list[int]
     servers: list[VllmServer]
+    addresses: dict[str, str] = field(default_factory=dict)
+    """The addresses at which instances lend their blocks, by name."""
 
     def forget(self) -> None:
         """Empties the servers' own prefix caches."""
@@ -74,6 +79,21 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def warm(servers: Sequence[VllmServer], model: str) -> None:
+    """Has each server compute something: the first prompts take seconds more."""
+    for server in servers:
+        for number in range(3):
+            ask(server, model, [97 + number] * 1000)
+
+
+def ask(server: VllmServer, model: str, prompt: list[int], **fields: Any) -> None:
+    """Has the server compute a prompt, and one token more."""
+    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, **fields}
+    request = Request(f"{server.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urlopen(request, timeout=120) as answer:
+        answer.read()
+
+
 @contextlib.contextmanager
 def two_servers(model: Path, more: Sequence[str], folder: Path) -> Iterator[list[VllmServer]]:
     """Runs two vLLM servers that publish their KV events, and know nothing of us."""
@@ -95,6 +115,7 @@ def two_servers(model: Path, more: Sequence[str], folder: Path) -> Iterator[list
             server.spawn()
         try:
             await_ready(servers, time.monotonic() + 2 * vllm.START_S)
+            warm(servers, model.name)
             yield servers
         finally:
             for server in servers:
@@ -159,8 +180,12 @@ def pool_side(model: Path, more: Sequence[str], folder: Path) -> Iterator[Side]:
     )  # fmt: skip
     with LocalCluster(spec, folder / "pool") as cluster:
         servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
+        warm(servers, model.name)
         pids = [each.pid for each in cluster.processes if not isinstance(each, VllmServer)]
-        yield Side("pool", cluster.http, pids, servers)
+        with cluster.access.channel(cluster.services["conductor"]) as channel:
+            stub = conductor_pb2_grpc.ConductorServiceStub(channel)
+            listed = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=START_S).instances
+        yield Side("pool", cluster.http, pids, servers, {each.info.instance_id: each.info.address for each in listed})
 
 
 _LB = ["--http-listen", "127.0.0.1:0", "--log-level", "warning", "--drain-s", "0", "--lame-duck-s", "0"]

@@ -179,7 +179,7 @@ class Engine:
     # -- one step
 
     def step(self) -> None:
-        new, cached, scheduled, budget = [], [], {}, self._budget
+        new, cached, resumed, scheduled, budget = [], [], set(), {}, self._budget
         for request in list(self.running):
             if request not in self.running:
                 continue
@@ -215,7 +215,11 @@ class Engine:
             self.waiting.remove(request)
             self.running.append(request)
             scheduled[request.request_id] = wanted
-            new.append((request, request.num_computed_tokens))
+            if request.num_preemptions:  # vLLM tells of all of its blocks among the running ones
+                resumed.add(request.request_id)
+                cached.append((request, request.num_computed_tokens, request.blocks))
+            else:
+                new.append((request, request.num_computed_tokens))
             budget -= wanted
         output = Output(
             scheduled_new_reqs=[
@@ -227,7 +231,7 @@ class Engine:
                 req_ids=[request.request_id for request, _, _ in cached],
                 new_block_ids=[([b.block_id for b in blocks],) if blocks else None for _, _, blocks in cached],
                 num_computed_tokens=[computed for _, computed, _ in cached],
-                resumed_req_ids=set(),
+                resumed_req_ids=resumed,
             ),
             num_scheduled_tokens=scheduled,
         )  # fmt: skip

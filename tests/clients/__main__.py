@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from launch import vllm
 from launch.cluster import ClusterSpec, LocalCluster
 from pinyon.core.near import did_you_mean
 from tests.clients.child import TooLate, run_child
@@ -40,12 +41,12 @@ COMPILE_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}
 """A setting by which the first run compiles and keeps what it imports; pip does not compile what is never imported."""
 
 
-def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
+def run(name: str, client: Client, url: str, checkpoint: Path, say: Callable[[str], None]) -> str:
     """Runs a client and returns what it reported. Raises :class:`Wrong`, with one line."""
     log = ENVIRONMENTS / f"{name}.log"
     log.write_bytes(b"")
     with tempfile.TemporaryDirectory(prefix="pinyon-client-") as scratch:
-        target = Target(url, Path(scratch))
+        target = Target(url, Path(scratch), checkpoint)
         (caches := target.scratch / "caches").mkdir()
         program, *arguments = client.command(target)
         where = {"HF_HOME": str(caches), "XDG_CACHE_HOME": str(caches), "XDG_CONFIG_HOME": str(caches)}
@@ -70,14 +71,22 @@ def run(name: str, client: Client, url: str, say: Callable[[str], None]) -> str:
             raise Wrong(f"left no report that can be read: {error!r}") from error
 
 
-def run_all(names: Sequence[str], quick: bool, console: Console) -> int:
+def run_all(names: Sequence[str], quick: bool, engine: str, console: Console) -> int:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False)
 
     table = Table("client", "package", "result", "install s", "run s", title="Unmodified clients")
     outcomes: Counter[str] = Counter()
     quick_end_s = time.monotonic() + QUICK_S
-    spec = ClusterSpec(prefill=1, decode=1, model=str(CHECKPOINT), served_model_name=MODEL, pool_blocks=512)
+    if engine == "vllm":  # whose kernels cannot run the other checkpoint
+        vllm.prepare()
+        checkpoint = vllm.small_checkpoint()
+        spec = ClusterSpec(
+            prefill=0, decode=0, mixed=2, engine="vllm", model=str(checkpoint), served_model_name=MODEL, store_mib=256
+        )
+    else:
+        checkpoint = CHECKPOINT
+        spec = ClusterSpec(prefill=1, decode=1, model=str(checkpoint), served_model_name=MODEL, pool_blocks=512)
     with tempfile.TemporaryDirectory(prefix="pinyon-clients-") as logs, LocalCluster(spec, Path(logs)) as cluster:
         for name in names:
             client = CLIENTS[name]
@@ -86,7 +95,7 @@ def run_all(names: Sequence[str], quick: bool, console: Console) -> int:
             try:
                 client.environment.make(max(0.0, quick_end_s - began_s) if quick else INSTALL_S, say)
                 made_s = time.monotonic() - began_s
-                outcome, told = "ok", run(name, client, cluster.http, say)
+                outcome, told = "ok", run(name, client, cluster.http, checkpoint, say)
             except NotHad as error:
                 outcome, told = "NOT RUN", str(error)
             except (NotInstalled, Wrong) as error:
@@ -110,6 +119,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("./dev clients", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CLIENTS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="those that install within a minute")
+    parser.add_argument("--engine", choices=("numpy", "vllm"), default="numpy", help="what serves (default: numpy)")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.names if name not in CLIENTS]:
         parser.error(f"no client {unknown[0]}{did_you_mean(unknown[0], CLIENTS)}; there are {', '.join(CLIENTS)}")
@@ -123,7 +133,7 @@ def main(arguments: Sequence[str]) -> int:
         except BlockingIOError:
             console.print("another ./dev clients is running in this checkout")
             return 1
-        return run_all(names, asked.quick, console)
+        return run_all(names, asked.quick, asked.engine, console)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,11 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """The server for a client, and a scratch folder that is deleted afterwards."""
+    """The server for a client, a scratch folder that is deleted afterwards, and the checkpoint that is served."""
 
     url: str
     scratch: Path
+    checkpoint: Path = CHECKPOINT
 
     def json(self, pattern: str) -> Any:
         """Returns the one file below ``scratch`` with that name, as JSON."""
@@ -82,7 +83,7 @@ def _lm_eval(target: Target) -> Sequence[str]:
     for task in (HERE / "lm_eval").glob("*.yaml"):
         where = f'dataset_kwargs:\n  data_files:\n    test: "{HERE / "lm_eval" / "questions.jsonl"}"\n'
         (target.scratch / task.name).write_text(task.read_text() + where)
-    arguments = f"model={MODEL},base_url={target.url}/v1/completions,tokenizer={CHECKPOINT},num_concurrent=4"
+    arguments = f"model={MODEL},base_url={target.url}/v1/completions,tokenizer={target.checkpoint},num_concurrent=4"
     return [
         *("lm_eval", "run", "--model", "local-completions", "--model_args", f"{arguments},max_length=512"),
         *("--tasks", "pinyon_choice,pinyon_text", "--include_path", str(target.scratch)),
@@ -93,11 +94,14 @@ def _lm_eval(target: Target) -> Sequence[str]:
 def _lm_eval_report(target: Target) -> str:
     choices = target.json_lines("samples_pinyon_choice_*.jsonl")
     found = [round(float(each[0][0]), 2) for sample in choices for each in sample["resps"]]
-    expect("log-probabilities of the choices", found, LOG_PROBABILITIES)
+    if target.checkpoint == CHECKPOINT:
+        expect("log-probabilities of the choices", found, LOG_PROBABILITIES)
+    else:
+        expect("log-probabilities of the choices", len(found), len(LOG_PROBABILITIES))
     texts = [sample["resps"][0][0] for sample in target.json_lines("samples_pinyon_text_*.jsonl")]
     expect("texts that are not empty", sum(map(bool, texts)), len(LOG_PROBABILITIES) // 2)
     accuracy = target.json("results_*.json")["results"]["pinyon_choice"]["acc,none"]
-    return f"acc {accuracy} with transformers' log-probabilities of {len(found)} choices, {len(texts)} texts"
+    return f"acc {accuracy} with the log-probabilities of {len(found)} choices, {len(texts)} texts"
 
 
 def _guidellm(endpoint: str) -> Client:
@@ -107,7 +111,7 @@ def _guidellm(endpoint: str) -> Client:
             f"kind=openai_http,target={target.url},model={MODEL},request_format={endpoint}",
             *("--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={REQUESTS}"),
             *("--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
-            *("--tokenizer", f"kind=huggingface_auto,model={CHECKPOINT}"),
+            *("--tokenizer", f"kind=huggingface_auto,model={target.checkpoint}"),
             *("--output", f"kind=json,path={target.scratch / 'guidellm.json'}", "--disable-progress"),
         ]
 
@@ -129,7 +133,8 @@ def _aiperf(kind: str) -> Client:
     def command(target: Target) -> Sequence[str]:
         return [
             *("aiperf", "profile", "--model", MODEL, "--url", target.url, "--endpoint-type", kind, "--streaming"),
-            *("--request-count", str(REQUESTS), "--concurrency", "2", "--tokenizer", str(CHECKPOINT), "--ui", "none"),
+            *("--request-count", str(REQUESTS), "--concurrency", "2", "--ui", "none"),
+            *("--tokenizer", str(target.checkpoint)),
             *("--synthetic-input-tokens-mean", str(INPUT_TOKENS), "--output-tokens-mean", str(OUTPUT_TOKENS)),
             *("--extra-inputs", "ignore_eos:true", "--artifact-dir", str(target.scratch / "aiperf")),
         ]
@@ -157,7 +162,7 @@ def _vllm(backend: str, endpoint: str) -> Client:
     def command(target: Target) -> Sequence[str]:
         return [
             *("vllm", "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", endpoint),
-            *("--model", MODEL, "--tokenizer", str(CHECKPOINT), "--dataset-name", "random"),
+            *("--model", MODEL, "--tokenizer", str(target.checkpoint), "--dataset-name", "random"),
             *(
                 "--num-prompts",
                 str(VLLM_REQUESTS),

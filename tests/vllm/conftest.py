@@ -47,8 +47,15 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
     spec = ClusterSpec(
         prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=512, extra={"vllm": TOOLS}
     )
-    with LocalCluster(spec, tmp_path_factory.mktemp("suite")) as cluster:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PINYON_VLLM_LOOK_S", "5")  # on a slow machine, too, the store's answer comes in time
+        environment.setenv("PINYON_VLLM_LOAD_S", "20")
+        cluster = LocalCluster(spec, tmp_path_factory.mktemp("suite"))
+        cluster.start()
+    try:
         yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(scope="module")

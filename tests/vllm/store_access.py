@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +25,15 @@ from pinyon.transfer import TransferEngine
 WAIT_S = 30.0
 
 
-def instance_of(cluster: LocalCluster, name: str) -> InstanceInfo:
+def listed(cluster: LocalCluster, name: str) -> Any:
+    """Returns what the conductor tells of an instance."""
     with cluster.access.channel(cluster.services["conductor"]) as channel:
         reply = conductor_pb2_grpc.ConductorServiceStub(channel).ListInstances(conductor_pb2.ListInstancesRequest())
-    return next(info_from_proto(each.info) for each in reply.instances if each.info.instance_id == name)
+    return next(each for each in reply.instances if each.info.instance_id == name)
+
+
+def instance_of(cluster: LocalCluster, name: str) -> InstanceInfo:
+    return info_from_proto(listed(cluster, name).info)
 
 
 def keys_of(info: InstanceInfo, tokens: list[int]) -> list[bytes]:

@@ -254,33 +254,44 @@ class SchedulerSide:
         now_s, size = self._clock(), self._space.block_tokens
         scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         begun: list[tuple[RequestTimes, int, int]] = []
-        resumed = cached.resumed_req_ids
-        steps = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
-        for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
-            steps.append((name, ids, computed, name in resumed))
+        decodes = kv_tokens = 0
+        prompts, resumed, none = self.prompts, cached.resumed_req_ids, itertools.repeat(False)
+        fresh = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
+        known = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, none, strict=False)
         with self.lock:
-            for name, ids, computed, whole in steps:  # whole: the ids are those of all of the request's blocks
-                prompt, tokens = self.prompts.get(name), scheduled[name]
-                if ids:
-                    (blocks,) = ids
-                    self._given(jobs, blocks[computed // size :] if whole else blocks)
-                    if prompt is not None:
-                        prompt.table = list(blocks) if whole else prompt.table + list(blocks)
-                if prompt is not None:
-                    if whole:
-                        prompt.done = computed // size
-                    if self.caches and computed + tokens >= (prompt.done + 1) * size:
-                        self._complete(jobs, prompt, computed, tokens)
+            for name, ids, computed, whole in itertools.chain(fresh, known):
+                prompt, tokens = prompts.get(name), scheduled[name]
+                if ids or whole or resumed:  # the ids may be those of all of the request's blocks
+                    self._planned(jobs, prompt, ids, computed, whole or name in resumed)
+                if prompt is None:
+                    continue
+                end = computed + tokens
+                if end >= (prompt.done + 1) * size and self.caches:
+                    self._complete(jobs, prompt, computed, tokens)
+                if prompt.times.answered:  # a prompt that is computed again counts as neither
+                    decodes += tokens == 1
+                    kv_tokens += end
+                else:
                     begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
-        if begun:
+        if scheduled:
             self._steps += 1
             jobs.step = self._steps
-            self.times.step(jobs.step, now_s, begun)
+            self.times.step(jobs.step, now_s, begun, len(scheduled), decodes, kv_tokens)
         if self.cached.changes:
             self._wake()
         return self._take_jobs()
+
+    def _planned(self, jobs: StepJobs, prompt: EnginePrompt | None, ids: Any, computed: int, whole: bool) -> None:
+        """Takes the blocks that a request is given, or all of its blocks."""
+        size = self._space.block_tokens
+        (blocks,) = ids or ([],)
+        self._given(jobs, blocks[computed // size :] if whole else blocks)
+        if prompt is not None:
+            prompt.table = list(blocks) if whole else prompt.table + list(blocks)
+            if whole:
+                prompt.done = computed // size
 
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""

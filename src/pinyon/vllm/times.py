@@ -104,17 +104,23 @@ class Times:
         with self._lock:
             return self._ledger.token_times.take(idle=not self.running)
 
-    def step(self, number: int, now_s: float, scheduled: Sequence[tuple[RequestTimes, int, int]]) -> None:
-        """Notes a planned step: requests, their tokens with KV before it, and the number of tokens that it computes."""
+    def step(
+        self,
+        number: int,
+        now_s: float,
+        prompts: Sequence[tuple[RequestTimes, int, int]],
+        running: int = 0,
+        decodes: int = 0,
+        decoded_tokens: int = 0,
+    ) -> None:
+        """Notes a planned step of ``running`` requests. Each prompt comes with its tokens with KV, and how many more it
+        gets. The other requests are counted: those that it decodes, and their tokens with KV after it."""
         prefills: list[tuple[RequestTimes, int]] = []
         first_tokens: list[RequestTimes] = []
-        decodes = kv_tokens = 0
-        for times, computed, tokens in scheduled:
+        kv_tokens = decoded_tokens
+        for times, computed, tokens in prompts:
             times.last_tokens = computed + tokens
             kv_tokens += times.last_tokens
-            if times.answered:  # a prompt that is computed again counts as neither
-                decodes += tokens == 1
-                continue
             if not times.begun_s:
                 times.begun_s = now_s
                 times.local_tokens = max(0, computed - times.loaded_tokens)
@@ -125,7 +131,7 @@ class Times:
             if times.last_tokens >= times.prompt_tokens:
                 times.answered = True
                 first_tokens.append(times)
-        self.running, self.kv_tokens = len(scheduled), kv_tokens
+        self.running, self.kv_tokens = running, kv_tokens
         self._steps.append(_Step(number, now_s, prefills, first_tokens, decodes, kv_tokens))
 
     def step_ended(self, number: int, now_s: float) -> None:
