@@ -49,7 +49,7 @@ class Load:
 
 
 def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
-    few, many = (24, 24) if quick else (40, 72)
+    few, many = (24, 24) if quick else (36, 64)
     prefixes = [Load("prefix_8", 0.7, few, _prefixes(8)), Load("prefix_24", 0.7, many, _prefixes(24))]
     shared = folder / "sharegpt.json"
     shared.write_text(json.dumps(_conversations(few, seed)))
@@ -186,7 +186,7 @@ def run(quick: bool, rounds: int) -> Report:
             with pool_side(model, more, folder) as side:
                 for place, load in wanted:
                     take(side, place, load)
-                found = first_tokens(side, model.name, 2 if quick else 8)
+                found = first_tokens(side, model.name, 2 if quick else 4)
                 cells.setdefault("first_token", {}).setdefault("pool", []).append(found)
     for name, by in cells.items():
         report.results[name] = {
