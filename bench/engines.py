@@ -49,7 +49,7 @@ class Load:
 
 
 def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
-    few, many = (24, 24) if quick else (36, 64)
+    few, many = (24, 24) if quick else (32, 72)
     prefixes = [Load("prefix_8", 0.7, few, _prefixes(8)), Load("prefix_24", 0.7, many, _prefixes(24))]
     shared = folder / "sharegpt.json"
     shared.write_text(json.dumps(_conversations(few, seed)))
