@@ -38,10 +38,8 @@ def run(quick: bool) -> Report:
 
 def _step_times(running: int, steps: int) -> Iterator[float]:
     """Yields the seconds that each step takes the connector."""
-    ours = {
-        name: import_module(f"pinyon.vllm{name}")
-        for name in ("", ".prompt_keys", ".scheduler", ".times", ".worker", ".jobs")
-    }
+    names = ("", ".prompt_keys", ".scheduler", ".times", ".worker")
+    ours = {name: import_module(f"pinyon.vllm{name}") for name in names}
     from pinyon.runtime.loop_thread import LoopThread
     from pinyon.store.sync_store import SyncStore
 
@@ -57,11 +55,11 @@ def _step_times(running: int, steps: int) -> Iterator[float]:
         thread, SyncStore(thread, None, None), memory, None, rank=0, ranks=1, load_s=1, store_s=1, store_queue_s=1
     )
     scheduler, workers = (_connector(ours[""], each) for each in (side, worker))
-    names = [f"cmpl-{number:032x}-0" for number in range(running)]
-    for name in names:
+    requests = [f"cmpl-{number:032x}-0" for number in range(running)]
+    for name in requests:
         scheduler.on_new_request(_request(name))
     for number in range(steps):
-        output = _planned(names, number)
+        output = _planned(requests, number)
         began_s = time.perf_counter()
         jobs = pickle.loads(pickle.dumps(scheduler.build_connector_meta(output)))
         workers.bind_connector_metadata(jobs)

@@ -246,14 +246,16 @@ async def test_batches_that_were_lost_are_replayed() -> None:
 
 
 async def test_a_slow_replay_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.agent.feed.REPLAY_S", 1.0)
+    monkeypatch.setattr("services.agent.feed.REPLAY_S", 2.0)
     async with bench() as run:
         await run.subscribed()
+        await run.engine.publish(run.engine.model.store(SHORT))
+        await run.known(5)  # the first replay, which may come after the subscription, has ended
         for at in range(7):
             await run.engine.publish(run.engine.model.store(Prompt((at,) * BLOCK_TOKENS)), lost=True)
-        run.engine.pause_s = 0.2
+        run.engine.pause_s = 0.3
         await run.engine.publish([])
-        await run.known(7)
+        await run.known(12)
         assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
 
 

@@ -168,7 +168,7 @@ def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, alone: VllmSer
         faults += [("freeze", server) for server in servers]
         count = soak.Soak([cluster.http], known, SEED, tokens=TOKENS).run(SOAK_S, faults, START_S)
         print(count)
-        assert count.equal
+        assert count.equal > 50
         assert not count.different
         assert not count.errors
         soak.at_rest(cluster, servers)

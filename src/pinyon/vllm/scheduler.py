@@ -255,14 +255,16 @@ class SchedulerSide:
         scheduled, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         begun: list[tuple[RequestTimes, int, int]] = []
         decodes = kv_tokens = 0
-        prompts, resumed, none = self.prompts, cached.resumed_req_ids, itertools.repeat(False)
-        fresh = [(new.req_id, new.block_ids, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
-        known = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, none, strict=False)
+        prompts, resumed, fresh = self.prompts, cached.resumed_req_ids, output.scheduled_new_reqs
+        known = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
         with self.lock:
-            for name, ids, computed, whole in itertools.chain(fresh, known):
+            for new in fresh:
+                self._take_blocks(jobs, prompts.get(new.req_id), new.block_ids, new.num_computed_tokens, whole=True)
+            begins = ((new.req_id, None, new.num_computed_tokens) for new in fresh)
+            for name, ids, computed in itertools.chain(begins, known):
                 prompt, tokens = prompts.get(name), scheduled[name]
-                if ids or whole or resumed:  # the ids may be those of all of the request's blocks
-                    self._planned(jobs, prompt, ids, computed, whole or name in resumed)
+                if ids or name in resumed:
+                    self._take_blocks(jobs, prompt, ids, computed, whole=name in resumed)
                 if prompt is None:
                     continue
                 end = computed + tokens
@@ -283,10 +285,12 @@ class SchedulerSide:
             self._wake()
         return self._take_jobs()
 
-    def _planned(self, jobs: StepJobs, prompt: EnginePrompt | None, ids: Any, computed: int, whole: bool) -> None:
-        """Takes the blocks that a request is given, or all of its blocks."""
+    def _take_blocks(
+        self, jobs: StepJobs, prompt: EnginePrompt | None, ids: Any, computed: int, *, whole: bool
+    ) -> None:
+        """Takes note of the blocks that a request is given now, or of the ``whole`` of its blocks."""
         size = self._space.block_tokens
-        (blocks,) = ids or ([],)
+        (blocks,) = ids
         self._given(jobs, blocks[computed // size :] if whole else blocks)
         if prompt is not None:
             prompt.table = list(blocks) if whole else prompt.table + list(blocks)

@@ -278,5 +278,6 @@ def model_fingerprint(config: Any) -> str:
 
 def _files_of(path: Path) -> str:
     """Returns the path with the size and time of each file, which new weights change."""
-    stats = [(each.name, each.stat()) for each in ([path] if path.is_file() else sorted(path.iterdir()))]
+    files = [path] if path.is_file() else [each for each in sorted(path.iterdir()) if each.is_file()]
+    stats = [(each.name, each.stat()) for each in files]
     return json.dumps([str(path), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)])

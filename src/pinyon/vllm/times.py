@@ -109,9 +109,9 @@ class Times:
         number: int,
         now_s: float,
         prompts: Sequence[tuple[RequestTimes, int, int]],
-        running: int = 0,
-        decodes: int = 0,
-        decoded_tokens: int = 0,
+        running: int,
+        decodes: int,
+        decoded_tokens: int,
     ) -> None:
         """Notes a planned step of ``running`` requests. Each prompt comes with its tokens with KV, and how many more it
         gets. The other requests are counted: those that it decodes, and their tokens with KV after it."""

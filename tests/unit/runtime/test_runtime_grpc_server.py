@@ -141,6 +141,19 @@ async def test_a_status_arrives_though_the_first_write_was_cut_off(channel):
     assert (await failure(read_all())).code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_health_is_told_for_services_that_it_stands_for() -> None:
+    server = GrpcServer("127.0.0.1:0")
+    server.stands_for.append("a.Service")
+    channel = open_channel(await server.start())
+    health = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest(service="a.Service")
+    assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
+    await server.set_serving(False)
+    assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await channel.close()
+    await server.drain(0)
+
+
 async def test_health_of_the_whole_and_of_each_service(channel):
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", KV_SERVICE.full_name, WORKER_SERVICE.full_name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pinyon.core.request import RequestClass
 from pinyon.vllm import PinyonConnector
 from pinyon.vllm.jobs import LoadJob, RankFacts, SaveJob, StepJobs, StepNews
 from pinyon.vllm.parts import ConnectorParts
+from pinyon.vllm.scheduler_parts import model_fingerprint
 from pinyon.vllm.settings import load_vllm_settings, server_url
 from tests.vllm_double import Block, ConnectorBase, Output, Request, Role, recorded
 
@@ -163,3 +165,34 @@ def test_the_server_s_address_is_read_off_vllm_s_command_line() -> None:
     assert server_url(settings, ["--port", "1", "--config", "x", "--ssl_certfile", "c"]) == "https://127.0.0.1:1"
     outside = load_vllm_settings({"advertise_host": "node-1"}, {})
     assert server_url(outside, ["vllm", "--host", "0.0.0.0"]) == "http://node-1:8000"
+
+
+def fingerprint(folder: Path, **changes: Any) -> str:
+    model = {
+        "model": str(folder), "revision": None, "dtype": "float32", "quantization": None, "seed": 0,
+        "max_model_len": 4096, "hf_overrides": {}, "override_generation_config": {}, "hf_config": None,
+    }  # fmt: skip
+    return model_fingerprint(
+        SimpleNamespace(
+            model_config=SimpleNamespace(**model | changes),
+            load_config=SimpleNamespace(load_format="auto"),
+            cache_config=SimpleNamespace(cache_dtype="auto"),
+            speculative_config=None,
+        )
+    )
+
+
+def test_the_fingerprint_tells_engines_apart_that_make_other_kv(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(b"one")
+    (tmp_path / "gone").symlink_to("nowhere")
+    first = fingerprint(tmp_path)
+    assert fingerprint(tmp_path) == first
+    others = [
+        fingerprint(tmp_path, max_model_len=8192),
+        fingerprint(tmp_path, dtype="bfloat16"),
+        fingerprint(tmp_path, override_generation_config={"attn_temperature_tuning": True}),
+    ]
+    weights.write_bytes(b"other")
+    others.append(fingerprint(tmp_path))
+    assert len({first, *others}) == 5

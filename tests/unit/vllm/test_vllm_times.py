@@ -16,7 +16,7 @@ def test_a_first_token_has_its_time_in_parts() -> None:
     times.arrived(request)
     request.load_begun(1.5)
     request.load_ended(2.0, 1, 4)
-    times.step(1, 3.0, [(request, 4, 4)])
+    times.step(1, 3.0, [(request, 4, 4)], 1, 0, 0)
     times.step_ended(1, 3.25)
     news = times.take()
     assert (
@@ -36,7 +36,7 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
     times, choices = Times("x", 4), [placed(), placed()]
     for each in choices:
         times.arrived(each)
-    times.step(1, 3.0, [(each, 0, 8) for each in choices])
+    times.step(1, 3.0, [(each, 0, 8) for each in choices], 2, 0, 0)
     times.step_ended(1, 4.0)
     times.ended(choices[0])
     news = times.take()
@@ -55,8 +55,8 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
 def test_news_of_another_step_ends_none() -> None:
     times, request = Times("x", 4), placed()
     times.arrived(request)
-    times.step(1, 2.0, [])  # its news are lost
-    times.step(2, 3.0, [(request, 0, 8)])
+    times.step(1, 2.0, [], 0, 0, 0)  # its news are lost
+    times.step(2, 3.0, [(request, 0, 8)], 1, 0, 0)
     times.step_ended(0, 3.1)  # of one that computes nothing
     assert not times.take().prefills
     times.step_ended(2, 4.0)

@@ -120,11 +120,11 @@ class ServerDoor(Forwarding):
             # As for other servers, the server must be asked for the path that was checked here.
             raise HttpError(404, f"Invalid URL (POST {head.path[:LABEL_CHARS_MAX]})")
         whose = self._class(head, asked, values or {}, served.name)
-        if values is None and head.client.tenant:
+        if values is None and head.client.holder:
             raise InvalidArgument("This model's servers cannot keep the KV of forms apart by tenant.")
         beside = (values or {}).get("vllm_xargs")
-        if type(beside) is dict and not _OURS.isdisjoint(beside):
-            raise InvalidArgument(f"vllm_xargs must not have {FIELD}.", field="vllm_xargs")
+        if type(beside) is dict and (ours := _OURS.intersection(beside)):
+            raise InvalidArgument(f"vllm_xargs must not have {min(ours)}.", field="vllm_xargs")
         added = values is not None and head.path not in _BESIDE
         salt = salt_of(head.client.holder, whose.cache_salt, self.secret) if added else ""
         tokens, keys = await self._tokens(served.name, values, salt, adapter, head)
