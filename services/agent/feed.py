@@ -73,8 +73,14 @@ class EventFeed:
         self.held.counts["replays"] += 1
         socket = _connected(context, zmq.DEALER, self.replay)
         try:
-            await asyncio.wait_for(socket.send_multipart((b"", first.to_bytes(8, "big"))), REPLAY_S)
-            while (frames := await asyncio.wait_for(socket.recv_multipart(), REPLAY_S))[-2:-1] != [_END]:
+            # Python 3.11's wait_for loses a cancellation that comes together with a message.
+            async with asyncio.timeout(REPLAY_S):
+                await socket.send_multipart((b"", first.to_bytes(8, "big")))
+            while True:
+                async with asyncio.timeout(REPLAY_S):
+                    frames = await socket.recv_multipart()
+                if frames[-2:-1] == [_END]:
+                    break
                 if (number := self._number(frames)) is not None:
                     await self._take(number, frames[-1])
         except TimeoutError:
