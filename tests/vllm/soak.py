@@ -37,7 +37,8 @@ class Count:
     different: list[str] = field(default_factory=list)
     aborted: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    late: list[float] = field(default_factory=list)
+    late: list[tuple[float, list[str]]] = field(default_factory=list)
+    """Slow requests: their seconds, and the faults meanwhile."""
     longest_s: float = 0.0
     faults: list[str] = field(default_factory=list)
 
@@ -59,6 +60,8 @@ class Soak:
         self._aborts = aborts
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._present: list[str] = []
+        """The fault that is being injected."""
         self.count = Count()
 
     def run(self, seconds: float, faults: list[tuple[str, Process]], restart_s: float) -> Count:
@@ -81,7 +84,15 @@ class Soak:
         return self.count
 
     def _fault(self, kind: str, process: Process, restart_s: float) -> None:
-        self.count.faults.append(f"{kind} {process.name}")
+        name = f"{kind} {process.name}"
+        self._present = [name]
+        try:
+            self._inject(kind, process, restart_s)
+        finally:
+            self._present = []
+            self.count.faults.append(name)
+
+    def _inject(self, kind: str, process: Process, restart_s: float) -> None:
         if kind == "freeze":
             process.signal(signal.SIGSTOP)
             self._stop.wait(FREEZE_S)
@@ -103,7 +114,7 @@ class Soak:
             if rng.random() < self._aborts:
                 self._abort(url, prompt, rng)
                 continue
-            began = time.monotonic()
+            began, faults = time.monotonic(), len(self.count.faults)
             try:
                 told = ask(url, prompt, self._tokens)
             except (OSError, RuntimeError, http.client.HTTPException) as error:
@@ -115,7 +126,7 @@ class Soak:
             with self._lock:
                 self.count.longest_s = max(self.count.longest_s, seconds)
                 if seconds > LATE_S:
-                    self.count.late.append(seconds)
+                    self.count.late.append((seconds, self.count.faults[faults:] + self._present))
                 if told.tokens == self._expected[prompt]:
                     self.count.equal += 1
                 else:
@@ -170,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--direct", action="store_true", help="ask the servers, not the load balancer")
+    parser.add_argument("--spare", action="store_true", help="kill no server of vLLM, which takes a minute to start")
     arguments = parser.parse_args()
     from launch import vllm
     from launch.ports import HeldPorts
@@ -194,12 +206,14 @@ def main() -> None:
             for kind in ("kill", "freeze")
         ]
         faults += [("freeze", server) for server in servers]
-        if not arguments.direct:
+        if not (arguments.direct or arguments.spare):
             faults.append(("kill", servers[0]))
         soak = Soak(urls, expected, arguments.seed)
         count = soak.run(arguments.seconds, faults, START_S)
         print(f"seed {arguments.seed}: {count.equal} equal, {len(count.different)} different, {count.aborted} aborted")
         print(f"errors {dict(count.errors)}; longest {count.longest_s:.1f} s; over {LATE_S:g} s: {len(count.late)}")
+        for seconds, meanwhile in count.late:
+            print(f"  {seconds:.1f} s beside {', '.join(meanwhile) or 'no fault'}")
         print(f"faults {Counter(count.faults)}")
         for server in servers:
             preempted = counter(server.url, "vllm:num_preemptions_total")
