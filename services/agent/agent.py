@@ -133,7 +133,7 @@ class Agent:
         heard_s, warned_s, malformed, missed = clock(), -WARNING_S, self.counts["malformed_batches"], 0
         while True:
             well, page = await self._get(b"/health") is not None, await self._get(b"/metrics")
-            if page and not report.read(page):
+            if page and not report.read(page, clock()):
                 self.counts["restarts"] += 1
                 _log.warning("%s has restarted", self.url)
                 return

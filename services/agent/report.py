@@ -16,6 +16,8 @@ from services.agent.engine_blocks import EngineBlocks
 NUMBER_MAX = 1 << 31
 PREFILLS_MAX = 64
 """The maximum number of measured prefills that wait for a report; more replace the oldest."""
+BUSY_S = 5.0
+"""The time after which prefills are measured at a server that is never idle."""
 _CACHE = rb'^(?:vllm|sglang):cache_config_info(?:\{|\{.*,)%b="(\d{1,10})"'
 _BLOCK_TOKENS = re.compile(_CACHE % rb"(?:block|page)_size", re.MULTILINE)
 _BLOCKS = re.compile(_CACHE % rb"num_(?:gpu_blocks|pages)", re.MULTILINE)
@@ -55,11 +57,11 @@ class ServerReport:
     _times: tuple[float, float] = (0.0, 0.0)
     """The seconds between tokens, and their number."""
     _told_times: tuple[float, float] = (0.0, 0.0)
-    _idle: tuple[float, ...] = ()
-    """The sums of prompt tokens and of :data:`_PREFILL` when the server was idle last."""
+    _since: tuple[float, tuple[float, ...]] = (0.0, ())
+    """The time of the last measurement, or when the server was idle last, with the sums of :data:`_PREFILL`."""
     _prefills: list[conductor_pb2.PrefillMeasurement] = field(default_factory=list)
 
-    def read(self, page: bytes) -> bool:
+    def read(self, page: bytes, now_s: float) -> bool:
         """Takes a page of the server's metrics. Returns False if it is of another life than the pages before."""
         was_s, had = self._started_s, self._prompt_tokens
         self._started_s, self._prompt_tokens = _first(page, _STARTED), _first(page, *_PROMPT_TOKENS)
@@ -69,26 +71,29 @@ class ServerReport:
         if shown is not None:
             self._load.pending_requests = self._load.waiting_for_room = shown.pending
             self._load.running_requests = shown.running
-            if not shown.pending + shown.running:
-                self._measure(page)
+            self._measure(page, now_s, idle=not shown.pending + shown.running)
         self._times = _sum_and_count(page, *_TOKEN_TIMES)
         if not self._told_times[1]:
             self._told_times = self._times
         return self._prompt_tokens >= had and was_s in (0.0, self._started_s)
 
-    def _measure(self, page: bytes) -> None:
-        """Measures a prefill if exactly one request came and went since the server was idle last.
+    def _measure(self, page: bytes, now_s: float, *, idle: bool) -> None:
+        """Measures the mean prefill of the requests that have ended since the server was idle, or since the last time.
 
-        Sums of several requests cannot be told apart, and one among others waits for them."""
-        sums = [self._prompt_tokens]
-        for name in _PREFILL:
-            sums += _sum_and_count(page, b"vllm:request_" + name)
-        before, self._idle = self._idle or sums, tuple(sums)
-        tokens, seconds, prefills, prompt, prompts, computed, counted = map(sub, sums, before)
-        alone = prefills == prompts == counted == 1 and tokens == prompt
-        if alone and seconds > 0 and 0 < computed <= prompt < NUMBER_MAX:
-            measured = conductor_pb2.PrefillMeasurement(computed_tokens=int(computed), compute_us=round(seconds * 1e6))
-            measured.prefix_tokens = int(prompt - computed)
+        Prefills beside each other take longer: all together count as no longer than the time that has passed."""
+        before_s, before = self._since
+        if before and not idle and now_s < before_s + BUSY_S:
+            return
+        sums = tuple(value for name in _PREFILL for value in _sum_and_count(page, b"vllm:request_" + name))
+        seconds, prefills, prompt, prompts, computed, counted = map(sub, sums, before or sums)
+        if before and not prefills and not idle:
+            return  # a long one may be under way
+        self._since = now_s, sums
+        if prefills == prompts == counted > 0 and seconds > 0 and 0 < computed <= prompt < NUMBER_MAX:
+            each_s = min(seconds, now_s - before_s) / prefills
+            measured = conductor_pb2.PrefillMeasurement(compute_us=round(each_s * 1e6))
+            measured.computed_tokens = max(1, round(computed / prefills))
+            measured.prefix_tokens = round((prompt - computed) / prefills)
             self._prefills = [*self._prefills[1 - PREFILLS_MAX :], measured]
 
     # -- for the conductor

@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.routing.server_load import kind_of_page
 from services.agent.engine_blocks import COUNTED, EngineBlocks
-from services.agent.report import PREFILLS_MAX, ServerReport, read_cache
+from services.agent.report import BUSY_S, PREFILLS_MAX, ServerReport, read_cache
 from tests.unit.agent.engine_model import START
 
 VLLM = """\
@@ -59,7 +59,7 @@ def served(first: bytes) -> ServerReport:
     size, blocks = read_cache(first)
     held = EngineBlocks(START, size, 100, dict.fromkeys(COUNTED, 0))
     report = ServerReport(kind_of_page(first), blocks, held)
-    assert report.read(first)
+    assert report.read(first, 0.0)
     return report
 
 
@@ -90,45 +90,61 @@ def test_the_load_is_what_the_page_shows() -> None:
 def test_time_between_tokens_is_that_since_the_last_report() -> None:
     report = served(page(running=1))
     assert report.load().mean_tbt_ms == 0
-    report.read(page(running=1, tokens=110, token_seconds=1.75))
-    report.read(page(running=1, tokens=120, token_seconds=2.0))
+    report.read(page(running=1, tokens=110, token_seconds=1.75), 1.0)
+    report.read(page(running=1, tokens=120, token_seconds=2.0), 2.0)
     assert report.load().mean_tbt_ms == pytest.approx(25)
     assert report.load().mean_tbt_ms == 0
 
 
-ALONE = {"prompt_tokens": 1000, "requests": 10, "of_requests": 1000, "seconds": 4.75, "computed": 780}
+ALONE = {"requests": 10, "of_requests": 1000, "seconds": 4.75, "computed": 780}
+
+
+def measured(report: ServerReport) -> list[tuple[int, int, int]]:
+    return [(each.computed_tokens, each.prefix_tokens, each.compute_us) for each in report.news().prefills]
 
 
 def test_the_prefill_of_a_request_that_was_alone_is_measured() -> None:
     report = served(page())
-    report.read(page(running=1, prompt_tokens=1000))
-    report.read(page(**ALONE))
-    (measured,) = report.news().prefills
-    assert (measured.computed_tokens, measured.prefix_tokens, measured.compute_us) == (80, 20, 250_000)
-    assert not report.news().prefills
+    report.read(page(running=1), 1.0)
+    report.read(page(**ALONE), 2.0)
+    assert measured(report) == [(80, 20, 250_000)]
+    assert not measured(report)
+
+
+def test_requests_beside_each_other_are_measured_by_their_mean() -> None:
+    report = served(page())
+    report.read(page(requests=13, of_requests=1300, computed=1020, seconds=4.5 + 8), 2.0)
+    assert measured(report) == [(80, 20, 500_000)], "two seconds have passed, not eight"
+    report.read(page(requests=15, of_requests=1500, computed=1180, seconds=4.5 + 8.5), 4.0)
+    assert measured(report) == [(80, 20, 250_000)]
+
+
+def test_a_server_that_is_never_idle_is_measured_too() -> None:
+    report = served(page())
+    report.read(page(running=1, **ALONE), BUSY_S - 0.1)
+    assert not measured(report)
+    report.read(page(running=1, **ALONE), BUSY_S)
+    assert measured(report) == [(80, 20, 250_000)]
+    report.read(page(running=1, **ALONE), 3 * BUSY_S)
+    later = {"requests": 11, "of_requests": 2000, "computed": 1780, "seconds": 4.75 + 2.5 * BUSY_S}
+    report.read(page(running=1, **later), 3.5 * BUSY_S)
+    assert measured(report) == [(1000, 0, round(2.5e6 * BUSY_S))], "since the last one"
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"requests": 11},
-        {"prompt_tokens": 1100},  # of a request that was aborted
-        {"running": 1},
-        {"computed": 700},
-        {"seconds": 4.5},
-    ],
+    "changes", [{"requests": 9}, {"computed": 700}, {"seconds": 4.5}, {"computed": 900}, {"of_requests": 1 << 40}]
 )
-def test_other_prefills_are_not_measured(changes: dict[str, float]) -> None:
+def test_prefills_that_make_no_sense_are_not_measured(changes: dict[str, float]) -> None:
     report = served(page())
-    report.read(page(**{**ALONE, **changes}))
-    assert not report.news().prefills
+    report.read(page(**{**ALONE, **changes}), 1.0)
+    assert not measured(report)
 
 
 def test_a_bounded_number_of_measurements_waits() -> None:
     report = served(page())
     for number in range(1, PREFILLS_MAX + 10):
-        some = {"prompt_tokens": 900 + number, "of_requests": 900 + number, "computed": 700 + number}
-        report.read(page(**some, requests=9 + number, seconds=4.5 + number))
+        some = {"of_requests": 900 + number, "computed": 700 + number}
+        report.read(page(**some, requests=9 + number, seconds=4.5 + number), number)
     assert len(report.news().prefills) == PREFILLS_MAX
 
 
@@ -141,4 +157,4 @@ def test_a_bounded_number_of_measurements_waits() -> None:
     ],
 )
 def test_another_life_of_the_server_is_noticed(later: bytes, same: bool) -> None:
-    assert served(page()).read(later) is same
+    assert served(page()).read(later, 1.0) is same
