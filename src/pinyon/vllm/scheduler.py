@@ -186,8 +186,8 @@ class SchedulerSide:
         if first >= end or prompt.loading is not None:
             return nothing
         spans = cut(prompt.planned, first, end)
-        if not spans and prompt.look is None and prompt.planned:
-            prompt.asks = True  # the plan does not fit what vLLM holds any more
+        if not spans and prompt.look is None and prompt.planned and prompt.planned[-1].end > first:
+            prompt.asks = True  # the plan does not fit what vLLM holds any more: less than was thought
             prompt.planned = ()
             self._start_look(prompt, first)
         if not spans and prompt.look is not None:

@@ -182,6 +182,14 @@ def test_a_plan_that_does_not_fit_any_more_asks_the_store(place: Place) -> None:
     assert place.side.matched(asked, 0) == (12, True)
 
 
+def test_a_plan_for_what_vllm_holds_by_now_asks_nobody(place: Place) -> None:
+    text = seal_plan(planned((0, 2)).SerializeToString(), SECRET)
+    asked = request(kv_transfer_params={"pinyon": text})
+    place.side.arrived(asked)
+    assert place.side.matched(asked, 2 * SIZE) == (0, False)
+    assert not place.asked
+
+
 @pytest.mark.parametrize(("address", "asks"), [("b:1", True), ("127.0.0.1:1", False), ("[::1]:1", False)])
 def test_without_a_secret_plans_name_only_this_machine(address: str, asks: bool) -> None:
     place, plan = Place(secret=b""), planned((0, 3))
