@@ -62,7 +62,7 @@ class ServerReport:
     _prefills: list[conductor_pb2.PrefillMeasurement] = field(default_factory=list)
 
     def read(self, page: bytes, now_s: float) -> bool:
-        """Takes a page of the server's metrics. Returns False if it is of another life than the pages before."""
+        """Takes the server's metrics of the time ``now_s``. Returns False if they are of another life than before."""
         was_s, had = self._started_s, self._prompt_tokens
         self._started_s, self._prompt_tokens = _first(page, _STARTED), _first(page, *_PROMPT_TOKENS)
         used = round(min(1.0, _first(page, *_USAGE)) * self.blocks)
@@ -85,13 +85,13 @@ class ServerReport:
         if before and not idle and now_s < before_s + BUSY_S:
             return
         sums = tuple(value for name in _PREFILL for value in _sum_and_count(page, b"vllm:request_" + name))
-        seconds, prefills, prompt, prompts, computed, counted = map(sub, sums, before or sums)
-        if before and not prefills and not idle:
-            return  # a long one may be under way
+        seconds, prefills, prompt, prompts, computed, counted = since = tuple(map(sub, sums, before or sums))
+        if min(since) < 0 or (before and not prefills and not idle):
+            return  # the page lacks some, or a long one is under way
         self._since = now_s, sums
-        if prefills == prompts == counted > 0 and seconds > 0 and 0 < computed <= prompt < NUMBER_MAX:
+        if prefills == prompts == counted >= 1 and seconds > 0 and 0 < computed <= prompt < NUMBER_MAX:
             each_s = min(seconds, now_s - before_s) / prefills
-            measured = conductor_pb2.PrefillMeasurement(compute_us=round(each_s * 1e6))
+            measured = conductor_pb2.PrefillMeasurement(compute_us=max(1, round(each_s * 1e6)))
             measured.computed_tokens = max(1, round(computed / prefills))
             measured.prefix_tokens = round((prompt - computed) / prefills)
             self._prefills = [*self._prefills[1 - PREFILLS_MAX :], measured]

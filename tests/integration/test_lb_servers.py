@@ -366,7 +366,7 @@ async def test_what_only_servers_understand_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1 << 31], "much " * 100_000, {"odd": 1}], ids=["token", "long", "odd"])
-async def test_the_server_says_what_is_wrong_with_a_prompt(prompt: Any) -> None:
+async def test_prompts_that_make_no_sense_here_are_left_to_the_server(prompt: Any) -> None:
     server = ServerInstance("i0")
     async with running_servers(server) as bench:
         assert (await bench.post("/v1/completions", ask(prompt))).status == 200

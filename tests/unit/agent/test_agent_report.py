@@ -119,6 +119,14 @@ def test_requests_beside_each_other_are_measured_by_their_mean() -> None:
     assert measured(report) == [(80, 20, 250_000)]
 
 
+def test_a_page_that_lacks_sums_starts_no_measurement() -> None:
+    report = served(page())
+    lacking = page().replace(b"vllm:request_", b"vllm:")
+    report.read(lacking, 1.0)
+    report.read(page(**ALONE), 2.0)
+    assert measured(report) == [(80, 20, 250_000)]
+
+
 def test_a_server_that_is_never_idle_is_measured_too() -> None:
     report = served(page())
     report.read(page(running=1, **ALONE), BUSY_S - 0.1)
@@ -132,7 +140,15 @@ def test_a_server_that_is_never_idle_is_measured_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"requests": 9}, {"computed": 700}, {"seconds": 4.5}, {"computed": 900}, {"of_requests": 1 << 40}]
+    "changes",
+    [
+        {"requests": 9},
+        {"computed": 700},
+        {"seconds": 4.5},
+        {"computed": 900},
+        {"requests": 9.001},
+        {"of_requests": 1 << 40},
+    ],
 )
 def test_prefills_that_make_no_sense_are_not_measured(changes: dict[str, float]) -> None:
     report = served(page())
