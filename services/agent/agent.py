@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from pinyon.core.block_keys import namespace, secret_id
 from pinyon.core.errors import Unavailable
@@ -22,11 +25,15 @@ from pinyon.runtime.report_session import ReportSession
 from pinyon.runtime.tasks import ended
 from services.agent.engine_blocks import COUNTED, EngineBlocks
 from services.agent.feed import EventFeed
-from services.agent.report import ServerReport, read_cache
+from services.agent.report import ServerReport, engines, read_cache
 from services.agent.settings import AgentSettings
 
 POLL_S = 0.5
 """The time between two questions for health and metrics."""
+HEALTH_S = 2.0
+"""The time in which a server that lives answers them."""
+ADAPTERS_S = 10.0
+"""The time between two questions for the adapters that it has loaded."""
 MISSED = 2
 """The number of questions for health without a good answer, one after the other, from which on a server drains."""
 WARNING_S = 60.0
@@ -81,8 +88,10 @@ class Agent:
         name = settings.model or next((name for name, each in models.items() if not each.get("parent")), "")
         if name not in models:
             raise Unavailable(f"it does not list the model {name!r}")
-        self.adapters = {each: str(said.get("root") or "") for each, said in models.items() if said.get("parent")}
         page = await self._get(b"/metrics") or b""
+        if (count := engines(page)) > 1:
+            raise Unavailable(f"it has {count} engines: start each as a server of its own, with an agent")
+        self.adapters = _adapters(models)
         size, blocks = read_cache(page)
         if not (settings.block_tokens or size):
             raise Unavailable("its metrics do not tell the size of a block: give --block-tokens")
@@ -120,10 +129,12 @@ class Agent:
         _log.info("%s serves %s in blocks of %d tokens and shows %s", self.url, info.model, layout.block_tokens, shown)
         session.start()
         self.held, self.session = held, session
+        asking = asyncio.create_task(self._ask_adapters(), name="adapters")
         try:
             await self._watch(report, session)
         finally:
             self.held = self.session = None
+            await ended(asking)
             await ended(reading)
             await session.close()
 
@@ -132,7 +143,8 @@ class Agent:
         clock = asyncio.get_running_loop().time
         heard_s, warned_s, malformed, missed = clock(), -WARNING_S, self.counts["malformed_batches"], 0
         while True:
-            well, page = await self._get(b"/health") is not None, await self._get(b"/metrics")
+            well = await self._get(b"/health", HEALTH_S) is not None
+            page = await self._get(b"/metrics", HEALTH_S)
             if page and not report.read(page, clock()):
                 self.counts["restarts"] += 1
                 _log.warning("%s has restarted", self.url)
@@ -150,10 +162,24 @@ class Agent:
                 _log.warning("%s: %d batches made no sense so far", self.settings.events, malformed)
             await asyncio.sleep(POLL_S)
 
-    async def _get(self, path: bytes) -> bytes | None:
+    async def _ask_adapters(self) -> None:
+        """Keeps the table of the adapters as the server's, until it is cancelled."""
+        while True:
+            await asyncio.sleep(ADAPTERS_S)
+            with suppress(Unavailable):
+                if not isinstance(models := await discover_models(self.server), str):
+                    self.adapters.clear()
+                    self.adapters.update(_adapters(models))
+
+    async def _get(self, path: bytes, timeout_s: float = ANSWER_S) -> bytes | None:
         """Returns what the server answers; None if it refuses or does not answer."""
         try:
-            status, body = await self.server.ask(path, ANSWER_S, PAGE_BYTES_MAX)
+            status, body = await self.server.ask(path, timeout_s, PAGE_BYTES_MAX)
         except Unavailable:
             return None
         return body if status == 200 else None
+
+
+def _adapters(models: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the paths of the adapters among these models, by name."""
+    return {name: str(said.get("root") or "") for name, said in models.items() if said.get("parent")}

@@ -12,6 +12,8 @@ from services.agent.cache_events import BlockHash, Stored, read_events
 
 SLICE_BLOCKS = 1024
 """The number of blocks after which others get their turn."""
+FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
+"""The kinds of layers that keep the KV of the whole prompt, as vLLM names them."""
 COUNTED = {
     "events": "KV cache events applied",
     "gaps": "Times that batches of events were missing",
@@ -31,7 +33,8 @@ class EngineBlocks:
     Batches are numbered from 0 on. ``missing`` says for one that came by subscription which ones to have replayed
     before it. ``take`` applies one, replayed or not. Without those before it, all that was known is dropped.
 
-    The engine may hold several copies of a block, each of which it removes by itself."""
+    The engine may hold several copies of a block, each of which it removes by itself. If it has several groups of
+    layers, the first one with full attention counts, as others drop what has left their window."""
 
     start: Callable[[str], BlockKey]
     """Makes the start of a key chain from the salt of a request without tenant."""
@@ -39,13 +42,16 @@ class EngineBlocks:
     copies_max: int
     counts: dict[str, int]
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """The paths of adapters, by name."""
+    """The paths of the adapters that the engine has, by name."""
     changes: KeyChanges = field(default_factory=KeyChanges)
     _keys: dict[BlockHash, BlockKey] = field(default_factory=dict)
     _copies: dict[BlockKey, int] = field(default_factory=dict)
     _total: int = 0
     """The number of copies of all blocks."""
-    _next: int = 0
+    next: int = 0
+    """The number of the next batch."""
+    _group: int | None = None
+    """The group of layers that counts, once it is known."""
     _last: int = -1
     """The number of the last batch that came by subscription."""
 
@@ -58,7 +64,7 @@ class EngineBlocks:
     def begin(self) -> None:
         """Forgets everything: the next batch is the first of the engine's life."""
         self._empty()
-        self._next, self._last = 0, -1
+        self.next, self._last, self._group = 0, -1, None
 
     def missing(self, number: int) -> int | None:
         """Returns the first batch that is missing before this one, which came by subscription; None if none is.
@@ -68,19 +74,19 @@ class EngineBlocks:
             self.counts["restarts"] += 1
             self.begin()
         self._last = number
-        if number <= self._next:
+        if number <= self.next:
             return None
         self.counts["gaps"] += 1
-        return self._next
+        return self.next
 
     def take(self, number: int, batch: Any) -> Generator[None]:
         """Applies a decoded batch unless it is known; the caller lets others have their turn at each yield. If it ends
         there, half a batch is known, so everything is dropped."""
-        if number < self._next:
+        if number < self.next:
             return
-        if number > self._next:
+        if number > self.next:
             self._drop()
-        self._next = number + 1
+        self.next = number + 1
         try:
             events = read_events(batch)
         except ValueError:
@@ -91,10 +97,11 @@ class EngineBlocks:
             for event in events:
                 self.counts["events"] += 1
                 if isinstance(event, Stored):
-                    yield from self._store(event)
+                    if self._counts(event):
+                        yield from self._store(event)
                 elif event.hashes is None:
                     self._empty()
-                else:
+                elif event.group == (self._group or 0):
                     self._remove(event.hashes)
                     yield
         except GeneratorExit:
@@ -102,6 +109,14 @@ class EngineBlocks:
             raise
         if max(self._total, len(self._keys)) > self.copies_max:  # more than there are: events mean something else
             self._drop()
+
+    def _counts(self, event: Stored) -> bool:
+        """Returns whether the event is about the group of layers that counts."""
+        if self._group is None and event.attention in FULL_ATTENTION:
+            self._group = event.group
+            if event.group:  # what is known is of the first group
+                self._empty()
+        return event.group == (self._group or 0)
 
     def _drop(self) -> None:
         self.counts["drops"] += 1
@@ -118,8 +133,9 @@ class EngineBlocks:
             key = self._keys.get(event.parent)
         else:
             key = self.start(event.salt)
-            path = self.adapters.get(event.lora, "")
-            key = variant(key, "lora", f"{event.lora}\0{path}") if event.lora else key
+            if event.lora:
+                path = self.adapters.get(event.lora)
+                key = None if path is None else variant(key, "lora", f"{event.lora}\0{path}")
         size, hashes = 4 * self.block_tokens, event.hashes[: event.plain]
         if key is None or event.block_tokens != self.block_tokens or len(event.tokens) != size * len(event.hashes):
             hashes = []

@@ -19,7 +19,9 @@ WAITING_MAX = 10_000
 """The maximum number of batches that wait here; the publisher drops more, which are then replayed."""
 BATCH_BYTES_MAX = 64 << 20
 REPLAY_S = 20.0
-"""The time in which each message of a replay must come."""
+"""The time in which a replay must begin."""
+REPLAYING_S = 2.0
+"""The time in which each further message of it must come."""
 PAUSE_S = 1.0
 """The pause after a failure, before everything begins anew."""
 _END = b"\xff" * 8
@@ -67,24 +69,37 @@ class EventFeed:
                 await self._take(number, frames[-1])
 
     async def _catch_up(self, context: Any, first: int) -> None:
-        """Has the batches from ``first`` on replayed, as far as the server still has them."""
+        """Has the batches from ``first`` on replayed, as far as the server still has them.
+
+        A server that replays faster than batches are taken loses some on the way, so those are asked for again."""
         if not self.replay:
             return
+        while not await self._replay(context, first) and self.held.next > first:
+            first = self.held.next
+
+    async def _replay(self, context: Any, first: int) -> bool:
+        """Takes a replay up to its end, or to the first batch that was lost on the way. Returns whether it ended."""
         self.held.counts["replays"] += 1
         socket = _connected(context, zmq.DEALER, self.replay)
+        wait_s, taken = REPLAY_S, False
         try:
             # Python 3.11's wait_for loses a cancellation that comes together with a message.
-            async with asyncio.timeout(REPLAY_S):
+            async with asyncio.timeout(wait_s):
                 await socket.send_multipart((b"", first.to_bytes(8, "big")))
             while True:
-                async with asyncio.timeout(REPLAY_S):
+                async with asyncio.timeout(wait_s):
                     frames = await socket.recv_multipart()
                 if frames[-2:-1] == [_END]:
-                    break
+                    return True
                 if (number := self._number(frames)) is not None:
+                    if taken and number > self.held.next:
+                        return False
                     await self._take(number, frames[-1])
+                    wait_s, taken = REPLAYING_S, True
         except TimeoutError:
-            _log.warning("%s does not replay events, or too slowly", self.replay)
+            if not taken:
+                _log.warning("%s does not replay events, or too slowly", self.replay)
+            return False
         finally:
             socket.close(linger=0)
 
@@ -108,6 +123,7 @@ class EventFeed:
 
 def _connected(context: Any, kind: int, address: str) -> Any:
     socket = context.socket(kind)
+    socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.RCVHWM, WAITING_MAX)
     socket.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
     socket.connect(address)

@@ -31,7 +31,7 @@ class AgentSettings(ServiceSettings):
     fingerprint: str = setting(
         "", "name of the weights, equal for all servers that have them; empty: made of name and path", max_length=64
     )
-    gone_s: float = setting(5.0, "time without an answer after which the server counts as gone", ge=0.5, le=3600)
+    gone_s: float = setting(15.0, "time without an answer after which the server counts as gone", ge=0.5, le=3600)
     upstream_api_key_file: str = setting("", "file with the server's API key")
     conductor: Address = setting("", "host:port of the conductor to report to; required")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass, Role
 from pinyon.eviction import EVICTION_POLICIES, EvictionPolicy, Traits, Use
 from pinyon.paging import LeaseTable
 from pinyon.placement.instances import InstanceInfo, InstanceLoad
+from pinyon.runtime.big_memory import BigMemory
 from pinyon.runtime.deadlines import Deadline
 from pinyon.runtime.eviction import RefitThread
 from pinyon.runtime.eviction_choice import whole_choice
@@ -44,11 +44,11 @@ class StoreNode:
         self._settings = settings
         self._engine = engine
         self._clock = clock
-        self._pool = memoryview(mmap.mmap(-1, settings.pool_mib << 20))  # page-aligned, allocated on first use
+        self._memory = BigMemory(settings.pool_mib << 20)
         self._refits = RefitThread()
         # Ids start at random: calls meant for the process before a restart must not hit a lease or put of this one.
         self.table = ObjectTable(
-            OffsetAllocator(self._pool.nbytes),
+            OffsetAllocator(self._memory.view.nbytes),
             self.policy(settings.eviction),
             LeaseTable(first_id=1 + secrets.randbits(62), max_leases=settings.leases_max),
             first_put_id=1 + secrets.randbits(62),
@@ -56,7 +56,7 @@ class StoreNode:
             refit=self._refits,
         )
         # Peers reach the memory that a lease or a put opens, and nothing else.
-        self._region = engine.register_local_memory(self._pool, access=Access.NONE)
+        self._region = engine.register_local_memory(self._memory.view, access=Access.NONE)
         self.readers = LeaseKeys(engine, self._region)
         """The keys that open memory to readers: one per lease."""
         self.writers: dict[int, Grant] = {}
@@ -91,6 +91,7 @@ class StoreNode:
         await self._duties.close(END_S)
         await self.readers.close()
         await self._refits.close()
+        self._memory.close()
 
     # -- puts
 

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pinyon.core.block_keys import chain_block_keys, namespace, pack_keys, salt_of, tokens_to_bytes, variant
+from pinyon.core.errors import Unavailable
 from pinyon.core.layout import KvLayout
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceState
@@ -74,6 +75,8 @@ class FakeEngine:
         """The pause before each message of a replay."""
         self.topic = [b"kv"]
         """The topic as replays have it, if they have one."""
+        self.losing: list[int] = []
+        """The numbers of batches that the next replay loses."""
         self.begin()
 
     def begin(self) -> None:
@@ -110,11 +113,13 @@ class FakeEngine:
     async def _answer(self) -> None:
         while True:
             caller, _, first = await self.router.recv_multipart()
+            losing, self.losing = self.losing, []
             for number, payload in list(self.published):
-                if number >= int.from_bytes(first, "big"):
+                if number >= int.from_bytes(first, "big") and number not in losing:
                     await asyncio.sleep(self.pause_s)
                     await self.router.send_multipart((caller, b"", *self.topic, number.to_bytes(8, "big"), payload))
-            await self.router.send_multipart((caller, b"", *self.topic, b"\xff" * 8, b""))
+            if 1 << 64 not in losing:  # which stands for its end
+                await self.router.send_multipart((caller, b"", *self.topic, b"\xff" * 8, b""))
 
 
 class Bench:
@@ -242,6 +247,34 @@ async def test_batches_that_were_lost_are_replayed() -> None:
         await run.engine.publish(run.engine.model.store(LONG), lost=True)
         await run.engine.publish([])
         await run.known(14)
+        assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
+
+
+async def test_what_a_replay_loses_is_asked_for_again() -> None:
+    async with bench() as run:
+        await run.subscribed()
+        await run.engine.publish(run.engine.model.store(SHORT))
+        await run.known(5)
+        for at in range(6):
+            await run.engine.publish(run.engine.model.store(Prompt((at,) * BLOCK_TOKENS)), lost=True)
+        replays = run.figure("replays_total")
+        run.engine.losing = [3, 4]
+        await run.engine.publish([])
+        await run.known(11)
+        assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
+        assert run.figure("replays_total") == replays + 2
+
+
+async def test_the_lost_end_of_a_replay_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.feed.REPLAYING_S", 0.1)
+    async with bench() as run:
+        await run.subscribed()
+        await run.engine.publish(run.engine.model.store(SHORT))
+        await run.known(5)
+        await run.engine.publish(run.engine.model.store(LONG), lost=True)
+        run.engine.losing = [1 << 64]
+        await run.engine.publish([])
+        await run.known(15)
         assert (run.figure("gaps_total"), run.figure("drops_total")) == (1, 0)
 
 
@@ -373,6 +406,40 @@ async def test_one_missed_answer_is_no_reason_to_drain(monkeypatch: pytest.Monke
     session: Any = SimpleNamespace(wake=lambda: seen.append((asked.questions, report.draining)))
     await agent._watch(report, session)
     assert seen == [(5, True), (6, False)]
+
+
+async def test_adapters_that_are_loaded_later_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.agent.agent.ADAPTERS_S", 0.0)
+    sql, law = b'{"id": "sql", "parent": "tiny", "root": "/sql"}', b'{"id": "law", "parent": "tiny"}'
+    listed = iter([(503, b""), *((200, b'{"data": [{"id": "tiny"}, %b]}' % each) for each in (sql, law))])
+    tables: list[dict[str, str]] = []
+    done = asyncio.Event()
+
+    class Asked:
+        async def ask(self, path: bytes, *_: Any) -> tuple[int, bytes]:
+            assert path == b"/v1/models"
+            tables.append(dict(agent.adapters))
+            if (answer := next(listed, None)) is None:
+                done.set()
+                raise Unavailable("gone")
+            return answer
+
+    settings: Any = AgentSettings(server="http://127.0.0.1:1", conductor="127.0.0.1:1")
+    agent = Agent(settings, Asked(), "", "agent", b"", None)  # type: ignore[arg-type]
+    adapters = agent.adapters
+    asking = asyncio.create_task(agent._ask_adapters())
+    async with asyncio.timeout(WAIT_S):
+        await done.wait()
+    await ended(asking)
+    assert tables[:4] == [{}, {}, {"sql": "/sql"}, {"law": ""}]
+    assert agent.adapters is adapters
+
+
+async def test_several_engines_behind_one_server_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    rank = b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="9"} 1.0\n'
+    async with bench(shown=rank % 0 + rank % 1) as run:
+        await eventually(lambda: "it has 2 engines" in caplog.text, "the reason is told")
+        assert run.state is None
 
 
 async def test_the_load_is_that_of_the_metrics() -> None:

@@ -41,7 +41,7 @@ class FollowMachine(RuleBasedStateMachine):
     def begin(self, maps: bool, raw: bool, replays: bool) -> None:
         self.engine, self.replays = EngineModel(maps, raw), replays
         self.counts = dict.fromkeys(COUNTED, 0)
-        self.held = EngineBlocks(START, BLOCK_TOKENS, 1000, self.counts)
+        self.held = EngineBlocks(START, BLOCK_TOKENS, 1000, self.counts, {"sql": "", "mine": ""})
         self.reported: set[bytes] = set()
         self.whole = True
         """True while the tables know all batches of this life."""
@@ -112,7 +112,7 @@ class FollowMachine(RuleBasedStateMachine):
 
     @rule(known=st.integers(0, 10))
     def replay_of_what_is_known(self, known: int) -> None:
-        for number, batch in enumerate(self.published[: min(known, self.held._next)]):
+        for number, batch in enumerate(self.published[: min(known, self.held.next)]):
             run(self.held.take(number, batch))
 
     @invariant()

@@ -24,6 +24,7 @@ from tests.waiting import wait_until
 CALLERS = 8
 TOKENS = 24
 LATE_S = 5.0
+"""The longest time for an answer, without the time in which something was frozen or had not started again."""
 TINY_KV = ("--kv-cache-memory-bytes", str(96 * 65536), "--max-model-len", "2048")
 """KV memory for 96 blocks: a few requests at a time, so that some are preempted."""
 FREEZE_S = 2.0
@@ -37,10 +38,17 @@ class Count:
     different: list[str] = field(default_factory=list)
     aborted: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    late: list[tuple[float, list[str]]] = field(default_factory=list)
-    """Slow requests: their seconds, and the faults meanwhile."""
+    late: list[tuple[float, float, list[str]]] = field(default_factory=list)
+    """Slow requests: their seconds, those without the faults meanwhile, and these faults."""
     longest_s: float = 0.0
-    faults: list[str] = field(default_factory=list)
+    faults: list[tuple[str, float, float]] = field(default_factory=list)
+    """Their names, with their beginnings and ends."""
+
+    def beside(self, began_s: float, ended_s: float) -> tuple[float, list[str]]:
+        """Returns for how long there was a fault between these times, and which ones there were. Faults do not overlap."""
+        met = [(name, max(began_s, first), min(ended_s, last)) for name, first, last in self.faults]
+        met = [each for each in met if each[1] < each[2]]
+        return sum(last - first for _, first, last in met), [name for name, _, _ in met]
 
 
 class Soak:
@@ -60,8 +68,8 @@ class Soak:
         self._aborts = aborts
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._present: list[str] = []
-        """The fault that is being injected."""
+        self._slow: list[tuple[float, float]] = []
+        """The beginnings and ends of slow requests."""
         self.count = Count()
 
     def run(self, seconds: float, faults: list[tuple[str, Process]], restart_s: float) -> Count:
@@ -81,16 +89,15 @@ class Soak:
             self._stop.set()
             for caller in callers:
                 caller.join()
+        for began_s, ended_s in self._slow:
+            faulty_s, names = self.count.beside(began_s, ended_s)
+            self.count.late.append((ended_s - began_s, ended_s - began_s - faulty_s, names))
         return self.count
 
     def _fault(self, kind: str, process: Process, restart_s: float) -> None:
-        name = f"{kind} {process.name}"
-        self._present = [name]
-        try:
-            self._inject(kind, process, restart_s)
-        finally:
-            self._present = []
-            self.count.faults.append(name)
+        began_s = time.monotonic()
+        self._inject(kind, process, restart_s)
+        self.count.faults.append((f"{kind} {process.name}", began_s, time.monotonic()))
 
     def _inject(self, kind: str, process: Process, restart_s: float) -> None:
         if kind == "freeze":
@@ -114,7 +121,7 @@ class Soak:
             if rng.random() < self._aborts:
                 self._abort(url, prompt, rng)
                 continue
-            began, faults = time.monotonic(), len(self.count.faults)
+            began_s = time.monotonic()
             try:
                 told = ask(url, prompt, self._tokens)
             except (OSError, RuntimeError, http.client.HTTPException) as error:
@@ -122,11 +129,11 @@ class Soak:
                     self.count.errors[str(error)[:120] or type(error).__name__] += 1
                 self._stop.wait(0.05)
                 continue
-            seconds = time.monotonic() - began
+            ended_s = time.monotonic()
             with self._lock:
-                self.count.longest_s = max(self.count.longest_s, seconds)
-                if seconds > LATE_S:
-                    self.count.late.append((seconds, self.count.faults[faults:] + self._present))
+                self.count.longest_s = max(self.count.longest_s, ended_s - began_s)
+                if ended_s - began_s > LATE_S:
+                    self._slow.append((began_s, ended_s))
                 if told.tokens == self._expected[prompt]:
                     self.count.equal += 1
                 else:
@@ -211,10 +218,12 @@ def main() -> None:
         soak = Soak(urls, expected, arguments.seed)
         count = soak.run(arguments.seconds, faults, START_S)
         print(f"seed {arguments.seed}: {count.equal} equal, {len(count.different)} different, {count.aborted} aborted")
-        print(f"errors {dict(count.errors)}; longest {count.longest_s:.1f} s; over {LATE_S:g} s: {len(count.late)}")
-        for seconds, meanwhile in count.late:
-            print(f"  {seconds:.1f} s beside {', '.join(meanwhile) or 'no fault'}")
-        print(f"faults {Counter(count.faults)}")
+        hung = sum(without_s > LATE_S for _, without_s, _ in count.late)
+        print(f"errors {dict(count.errors)}; longest {count.longest_s:.1f} s")
+        print(f"over {LATE_S:g} s: {len(count.late)}, without the time of faults: {hung}")
+        for seconds, without_s, meanwhile in count.late:
+            print(f"  {seconds:.1f} s, {without_s:.1f} s without {', '.join(meanwhile) or 'any fault'}")
+        print(f"faults {Counter(name for name, _, _ in count.faults)}")
         for server in servers:
             preempted = counter(server.url, "vllm:num_preemptions_total")
             hits = counter(server.url, "vllm:external_prefix_cache_hits_total")

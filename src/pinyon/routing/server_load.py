@@ -20,6 +20,7 @@ TOLD_MAX: Final = 1 << 20
 CAPACITY_GUESS: Final = 32
 CAPACITY_MAX: Final = 1024
 _SHRINK: Final = 0.75
+_PART: Final = re.compile(rb'[{,]priority="[^"]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +112,28 @@ def read_load(kind: ServerKind, page: bytes) -> Report | None:
 
 def read_sum(page: bytes, name: bytes) -> float:
     """Returns the sum of a metric's series, or :data:`UNKNOWN`."""
-    total, found = 0.0, 0
+    values = read_series(page, name)
+    return sum(values) if values else UNKNOWN
+
+
+def read_series(page: bytes, name: bytes) -> list[float]:
+    """Returns the values of a metric's series; none if one of them is no number.
+
+    SGLang shows a total under an empty ``priority``, and its parts again, which are left out."""
+    values: list[float] = []
     # The value follows the last brace: braces in labels come before it.
-    for series in re.finditer(re.escape(name) + rb"(?:\{.*\}|(?=[ \t{]))(.*)", page):
+    for series in re.finditer(re.escape(name) + rb"(\{.*\}|(?=[ \t{]))(.*)", page):
         if series.start() and page[series.start() - 1] != 10:  # a comment, or the end of a longer name
             continue
-        value = _number(series[1])
+        if _PART.search(series[1]):
+            continue
+        value = _number(series[2])
         if value < 0:
-            return UNKNOWN
-        total += value
-        found += 1
-        if found == SERIES_MAX:
+            return []
+        values.append(value)
+        if len(values) == SERIES_MAX:
             break
-    return total if found else UNKNOWN
+    return values
 
 
 def _number(text: bytes) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
-import mmap
 import os
 import resource
 from pathlib import Path
@@ -17,7 +15,6 @@ _M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 64 << 20
 MMAP_BYTES = 32 << 20
 GC_THRESHOLDS = (10_000, 20, 50)
-HUGE_PAGE_BYTES = 2 << 20
 
 
 def spare_collector() -> None:
@@ -64,18 +61,3 @@ def _keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     return bool(mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES) and mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES))
-
-
-def prefer_huge_pages(address: int, nbytes: int) -> None:
-    """Asks for pages of 2 MiB in this memory, as far as whole ones fit (``madvise(2)``, MADV_HUGEPAGE).
-
-    This is for a table that is read all over. The processor remembers the addresses of some thousand small pages;
-    reading from other pages takes three times as long. Pages that are never touched cost nothing, as before. Where the
-    system has no huge pages, nothing happens."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    first = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    whole = (address + nbytes - first) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if advice is None or whole <= 0:
-        return
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(whole), ctypes.c_int(advice))

@@ -56,3 +56,16 @@ def test_events_of_the_oldest_servers_are_read() -> None:
     stored, *others = read_events(msgpack.unpackb(bytes.fromhex(OLDEST)))
     assert stored == Stored([5, 6], None, tokens_to_bytes(range(1, 9)), 4, 2, "", "")
     assert others == [Removed([6]), Removed(None)]
+
+
+def test_of_pairs_of_tokens_the_first_ones_count() -> None:
+    event = {"type": "BlockStored", "block_hashes": [5], "token_ids": [[1, 2], [2, 3]], "block_size": 2}
+    assert read_events([1.5, [event]]) == [Stored([5], None, tokens_to_bytes([1, 2]), 2, 1, "", "")]
+
+
+def test_the_group_of_layers_and_its_kind_are_read() -> None:
+    event = {"type": "BlockStored", "block_hashes": [5], "token_ids": [1], "block_size": 1, "group_idx": 2}
+    (stored,) = read_events([1.5, [event | {"kv_cache_spec_kind": "mla_attention"}]])
+    assert isinstance(stored, Stored)
+    assert (stored.group, stored.attention) == (2, "mla_attention")
+    assert read_events([1.5, [["BlockRemoved", [5], "GPU", 2]]]) == [Removed([5], 2)]

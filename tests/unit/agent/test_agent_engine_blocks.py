@@ -69,3 +69,36 @@ def test_blocks_of_another_size_get_no_key() -> None:
     blocks = EngineBlocks(START, 2 * BLOCK_TOKENS, 10, counts)
     list(blocks.take(0, [1.5, EngineModel().store(Prompt(tuple(range(4 * BLOCK_TOKENS))))]))
     assert (len(blocks), counts["skipped_blocks"]) == (0, 4)
+
+
+def stored(prompt: Prompt, **more: object) -> dict[str, object]:
+    (event,) = EngineModel().store(prompt)
+    return event | more
+
+
+def test_blocks_of_adapters_that_nobody_knows_get_no_key() -> None:
+    counts, adapters = dict.fromkeys(COUNTED, 0), {}
+    blocks = EngineBlocks(START, BLOCK_TOKENS, 100, counts, adapters)
+    prompts = [Prompt((at,) * BLOCK_TOKENS, lora="sql") for at in range(2)]
+    list(blocks.take(0, [1.5, [stored(prompts[0])]]))
+    assert (len(blocks), counts["skipped_blocks"]) == (0, 1)
+    adapters["sql"] = ""
+    list(blocks.take(1, [1.5, [stored(prompts[1])]]))
+    assert blocks.keys() == prompts[1].keys()
+
+
+def test_the_group_with_full_attention_counts() -> None:
+    whole = Prompt(tuple(range(4 * BLOCK_TOKENS)))
+    blocks = EngineBlocks(START, BLOCK_TOKENS, 100, dict.fromkeys(COUNTED, 0))
+    window = stored(whole, group_idx=0, kv_cache_spec_kind="sliding_window")
+    list(blocks.take(0, [1.5, [window]]))
+    assert len(blocks) == 4, "nothing tells of another group yet"
+    full = stored(whole, group_idx=1, kv_cache_spec_kind="full_attention")
+    gone = {"type": "BlockRemoved", "block_hashes": full["block_hashes"][2:]}
+    list(blocks.take(1, [1.5, [full, window, gone | {"group_idx": 0}]]))
+    assert len(blocks) == 4
+    list(blocks.take(2, [1.5, [gone | {"group_idx": 1}]]))
+    assert blocks.keys() == whole.keys()[:2]
+    blocks.begin()
+    list(blocks.take(0, [1.5, [window]]))
+    assert len(blocks) == 4, "another life may have other groups"

@@ -6,7 +6,7 @@ import pytest
 
 from pinyon.routing.server_load import kind_of_page
 from services.agent.engine_blocks import COUNTED, EngineBlocks
-from services.agent.report import BUSY_S, PREFILLS_MAX, ServerReport, read_cache
+from services.agent.report import BUSY_S, PREFILLS_MAX, ServerReport, engines, read_cache
 from tests.unit.agent.engine_model import START
 
 VLLM = """\
@@ -25,7 +25,7 @@ vllm:request_prefill_kv_computed_tokens_sum{{engine="0",model_name="tiny"}} {com
 vllm:inter_token_latency_seconds_bucket{{engine="0",le="0.01",model_name="tiny"}} 1.0
 vllm:inter_token_latency_seconds_count{{engine="0",model_name="tiny"}} {tokens}.0
 vllm:inter_token_latency_seconds_sum{{engine="0",model_name="tiny"}} {token_seconds}
-vllm:cache_config_info{{_block_size_resolved="True",block_size="32",effective_attention_block_size="64",\
+vllm:cache_config_info{{_block_size_resolved="True",block_size="32",effective_attention_block_size="32",\
 hash_block_size="None",mamba_block_size="16",num_cpu_blocks="None",num_gpu_blocks="192",\
 num_gpu_blocks_override="8",user_specified_block_size="True"}} 1.0
 """
@@ -70,7 +70,12 @@ def served(first: bytes) -> ServerReport:
         (SGLANG, (16, 1000)),
         (b'sglang:cache_config_info{num_pages="7",page_size="16"} 1.0', (16, 7)),
         (page().replace(b'"192"', b'"None"'), (32, 0)),
+        (page().replace(b'_block_size="32"', b'_block_size="64"'), (64, 192)),
+        (page().replace(b'_block_size="32"', b'_block_size="None"'), (32, 192)),
+        (b"sglang:page_size 1.0\nsglang:num_pages 1.234567e+06", (1, 1_234_567)),
         (b"", (0, 0)),
+        (b'sglang:page_size{tp_rank="0"} 16.0\nsglang:page_size{tp_rank="1"} 16.0', (16, 0)),
+        (b"sglang:page_size 1e999\nsglang:num_pages 7.5", (0, 0)),
     ],
 )
 def test_size_and_number_of_blocks_are_read(shown: bytes, cache: tuple[int, int]) -> None:
@@ -85,6 +90,39 @@ def test_the_load_is_what_the_page_shows() -> None:
     assert (load.cached_blocks, load.draining) == (0, False)
     load = served(SGLANG).load()
     assert (load.running_requests, load.pending_requests, load.used_blocks) == (3, 1, 500)
+
+
+def test_a_page_that_lacks_figures_is_no_restart() -> None:
+    report = served(page())
+    assert report.read(b"vllm:num_requests_running 1.0\n", 1.0)
+    assert report.read(page(), 2.0)
+    assert not report.read(page().replace(b"1.79596799715e+09", b"1.79596799716e+09"), 3.0)
+
+
+def test_a_server_that_has_counted_nothing_yet_has_restarted() -> None:
+    counted = b'sglang:prompt_tokens_total{model_name="m"} 7.0\n'
+    report = served(SGLANG + counted)
+    assert report.read(SGLANG + counted, 1.0)
+    assert not report.read(SGLANG, 2.0)
+
+
+def test_ranks_of_a_model_fill_their_memory_alike() -> None:
+    ranks = b"".join(b'sglang:token_usage{tp_rank="%d"} 0.25\n' % rank for rank in range(4))
+    page = SGLANG.replace(b'sglang:token_usage{model_name="m"} 0.5\n', ranks)
+    assert served(page).load().used_blocks == 250
+
+
+def test_requests_by_priority_are_not_counted_again() -> None:
+    parts = b'sglang:num_queue_reqs{priority=""} 1.0\nsglang:num_queue_reqs{a="b",priority="5"} 1.0\n'
+    page = SGLANG.replace(b'sglang:num_queue_reqs{model_name="m"} 1.0\n', parts)
+    assert served(page).load().pending_requests == 1
+
+
+def test_engines_behind_one_server_are_counted() -> None:
+    rank = b'vllm:cache_config_info{block_size="16",engine="%d"} 1.0\n'
+    assert engines(rank % 0 + rank % 0) == 1
+    assert engines(rank % 0 + rank % 1) == 2
+    assert engines(page()) == engines(b"") == 1
 
 
 def test_time_between_tokens_is_that_since_the_last_report() -> None:
@@ -119,10 +157,11 @@ def test_requests_beside_each_other_are_measured_by_their_mean() -> None:
     assert measured(report) == [(80, 20, 250_000)]
 
 
-def test_a_page_that_lacks_sums_starts_no_measurement() -> None:
-    report = served(page())
+@pytest.mark.parametrize("first", [True, False])
+def test_a_page_that_lacks_sums_starts_no_measurement(first: bool) -> None:
     lacking = page().replace(b"vllm:request_", b"vllm:")
-    report.read(lacking, 1.0)
+    report = served(lacking if first else page())
+    report.read(page() if first else lacking, 1.0)
     report.read(page(**ALONE), 2.0)
     assert measured(report) == [(80, 20, 250_000)]
 
