@@ -27,7 +27,7 @@ _BLOCK_TOKENS = [
     re.compile(_GAUGE % b"page_size", re.M),
 ]
 _BLOCKS = [re.compile(_CACHE % rb"num_(?:gpu_blocks|pages)", re.M), re.compile(_GAUGE % b"num_pages", re.M)]
-"""How servers tell the size of a block, and their number. All ranks for one model tell the same."""
+"""The places where servers tell the size of a block, and their number. All ranks of one model tell the same."""
 _ENGINE = re.compile(rb'^vllm:cache_config_info\{(?:.*,)?engine="([^"]*)"', re.M)
 _STARTED = b"process_start_time_seconds"
 _USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")

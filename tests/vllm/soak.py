@@ -42,10 +42,12 @@ class Count:
     """Slow requests: their seconds, those without the faults meanwhile, and these faults."""
     longest_s: float = 0.0
     faults: list[tuple[str, float, float]] = field(default_factory=list)
-    """Their names, with their beginnings and ends."""
+    """The faults' names, with their beginnings and ends."""
 
     def beside(self, began_s: float, ended_s: float) -> tuple[float, list[str]]:
-        """Returns for how long there was a fault between these times, and which ones there were. Faults do not overlap."""
+        """Returns for how long there was a fault between these times, and which ones there were.
+
+        One fault is injected at a time."""
         met = [(name, max(began_s, first), min(ended_s, last)) for name, first, last in self.faults]
         met = [each for each in met if each[1] < each[2]]
         return sum(last - first for _, first, last in met), [name for name, _, _ in met]

@@ -30,8 +30,7 @@ class BigMemory:
     for its page, which takes twice as long as the write.
 
     Raises:
-        OSError: There is no such address space.
-    """
+        OSError: There is no such address space."""
 
     def __init__(self, nbytes: int) -> None:
         mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
