@@ -21,6 +21,8 @@ from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 
 UNLIMITED = 2**63
 SIBLINGS_MAX = 64
+SHARED_SAMPLES = 16
+"""The number of measured prefills from which on an instance learns from its own ones only."""
 CLOCK_S = 1e-6
 """The resolution of measured seconds, to which they are rounded."""
 
@@ -53,6 +55,8 @@ class Fleet:
         self._instances_max = instances_max
         self._by_id: dict[str, InstanceState] = {}
         self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
+        self._newcomers: dict[KvGroup, list[InstanceState]] = {}
+        """The instances whose prefills have hardly been measured, at most :data:`SIBLINGS_MAX` of a group."""
         self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
@@ -103,6 +107,9 @@ class Fleet:
         state.decode_learned(now_s)
         self._by_id[info.instance_id] = state
         self._groups.setdefault(info.group, {})[info.instance_id] = state
+        newcomers = self._newcomers.setdefault(info.group, [])
+        if state.prefill_model.samples < SHARED_SAMPLES and len(newcomers) < SIBLINGS_MAX:
+            newcomers.append(state)
         self._changed()
         return state
 
@@ -111,8 +118,10 @@ class Fleet:
         state = self._by_id.pop(instance_id)
         group = self._groups[state.info.group]
         del group[instance_id]
+        newcomers = self._newcomers[state.info.group]
+        newcomers[:] = [each for each in newcomers if each is not state]
         if not group:
-            del self._groups[state.info.group]
+            del self._groups[state.info.group], self._newcomers[state.info.group]
         state.connected = False
         state.gone = True
         self.index.drop(state)
@@ -141,15 +150,20 @@ class Fleet:
             self._changed()
 
     def learn_prefills(self, state: InstanceState, measured: Iterable[tuple[int, int, float]], now_s: float) -> None:
-        """Learns from prefills: tokens computed and reused, and seconds without queueing and transfers."""
-        learned = False
-        for computed_tokens, prefix_tokens, seconds in measured:
-            if computed_tokens > 0:
-                state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
-                learned = True
-        if learned:
-            state.prefill_learned_s = now_s
-            state.learned()
+        """Learns from prefills: tokens computed and reused, and seconds without queueing and transfers.
+
+        Siblings that have hardly been measured themselves learn from them, too. Else chance decides in a new fleet:
+        whose first measurements were slow gets no more requests, so nobody learns that it is as fast as the others."""
+        samples = [each for each in measured if each[0] > 0]
+        if not samples:
+            return
+        state.prefill_learned_s = now_s
+        newcomers = self._newcomers.get(state.info.group, [])
+        for learner in (state, *(each for each in newcomers if each is not state)):
+            for computed_tokens, prefix_tokens, seconds in samples:
+                learner.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
+            learner.learned()
+        newcomers[:] = [each for each in newcomers if each.prefill_model.samples < SHARED_SAMPLES]
 
     def learn_transfers(
         self, state: InstanceState, measured: Iterable[tuple[int, float, InstanceState | None]], now_s: float

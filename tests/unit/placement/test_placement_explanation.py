@@ -135,7 +135,7 @@ def test_the_words():
     said, _ = decide(fleet, "min_ttft", request)
     because = "went to a because min_ttft chose it: it holds 10 of 12 blocks and nobody waits there, first token in "
     assert said.because.startswith(because)
-    assert "; b would have taken 1.5 s (queue 1.5 s, holds 0 of 12 blocks)" in said.because
+    assert "; b would have taken 1.5 s (queue 1.4 s, holds 0 of 12 blocks)" in said.because
 
 
 def test_prompt_shorter_than_a_block_is_said_to_be_that():

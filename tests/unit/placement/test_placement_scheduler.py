@@ -4,6 +4,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.placement.fleet import SHARED_SAMPLES
 from pinyon.placement.index import Intake
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
@@ -619,6 +620,25 @@ def test_a_newcomer_inherits_its_siblings_cost_models(fleet):
     assert newcomer.prefill_model.predict_s(1000, 0) == pytest.approx(5.0, rel=0.05)
     stranger = fleet.join(info("p3", PREFILL, model_fingerprint="other"), 0.0)
     assert stranger.prefill_model.samples == 0
+
+
+def test_siblings_that_are_hardly_measured_learn_together():
+    fleet = make_fleet(("p0", PREFILL), ("p1", PREFILL), ("gone", PREFILL), ("d0", DECODE))
+    stranger = fleet.join(info("p2", PREFILL, model_fingerprint="other"), 0.0)
+    one, other, gone = (member(fleet, each) for each in ("p0", "p1", "gone"))
+    fleet.leave("gone")
+    for _ in range(SHARED_SAMPLES):
+        fleet.learn_prefills(one, [(1000, 0, 5.0), (0, 1000, 1.0)], 0.0)
+    assert other.prefill_model.predict_s(1000, 0) == one.prefill_model.predict_s(1000, 0) == pytest.approx(5, rel=0.1)
+    assert (other.prefill_model.samples, other.prefill_learned_s) == (SHARED_SAMPLES, 0.0)
+    assert stranger.prefill_model.samples == gone.prefill_model.samples == 0
+    for _ in range(SHARED_SAMPLES):
+        fleet.learn_prefills(other, [(1000, 0, 1.0)], 1.0)
+    assert other.prefill_model.predict_s(1000, 0) == pytest.approx(1, rel=0.1)
+    assert one.prefill_model.predict_s(1000, 0) == pytest.approx(5, rel=0.1)
+    late = fleet.join(info("p3", PREFILL), 2.0)
+    fleet.learn_prefills(late, [(1000, 0, 5.0)], 2.0)
+    assert other.prefill_model.predict_s(1000, 0) == pytest.approx(1, rel=0.1), "it has samples of its own"
 
 
 def test_a_request_only_an_excluded_one_can_take_is_unavailable():
