@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from pinyon.core.errors import NotFound, ResourceExhausted, Unavailable
@@ -22,7 +22,7 @@ from pinyon.placement.transfer_cost import READ_BYTES_S_MAX, TransferCostModel
 UNLIMITED = 2**63
 SIBLINGS_MAX = 64
 SHARED_SAMPLES = 16
-"""The number of measured prefills from which on an instance learns from its own ones only."""
+"""The samples of prefills from which on an instance learns from its own ones only."""
 CLOCK_S = 1e-6
 """The resolution of measured seconds, to which they are rounded."""
 
@@ -55,8 +55,8 @@ class Fleet:
         self._instances_max = instances_max
         self._by_id: dict[str, InstanceState] = {}
         self._groups: dict[KvGroup, dict[str, InstanceState]] = {}
-        self._newcomers: dict[KvGroup, list[InstanceState]] = {}
-        """The instances whose prefills have hardly been measured, at most :data:`SIBLINGS_MAX` of a group."""
+        self._newcomers: dict[KvGroup, dict[str, InstanceState]] = {}
+        """The instances that prefill and whose model has few samples."""
         self.loads = LoadTable()
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._block_tokens: frozenset[int] = frozenset()
@@ -107,9 +107,9 @@ class Fleet:
         state.decode_learned(now_s)
         self._by_id[info.instance_id] = state
         self._groups.setdefault(info.group, {})[info.instance_id] = state
-        newcomers = self._newcomers.setdefault(info.group, [])
-        if state.prefill_model.samples < SHARED_SAMPLES and len(newcomers) < SIBLINGS_MAX:
-            newcomers.append(state)
+        newcomers = self._newcomers.setdefault(info.group, {})
+        if info.role.prefills and state.prefill_model.samples < SHARED_SAMPLES:
+            newcomers[info.instance_id] = state
         self._changed()
         return state
 
@@ -118,8 +118,7 @@ class Fleet:
         state = self._by_id.pop(instance_id)
         group = self._groups[state.info.group]
         del group[instance_id]
-        newcomers = self._newcomers[state.info.group]
-        newcomers[:] = [each for each in newcomers if each is not state]
+        self._newcomers[state.info.group].pop(instance_id, None)
         if not group:
             del self._groups[state.info.group], self._newcomers[state.info.group]
         state.connected = False
@@ -152,18 +151,21 @@ class Fleet:
     def learn_prefills(self, state: InstanceState, measured: Iterable[tuple[int, int, float]], now_s: float) -> None:
         """Learns from prefills: tokens computed and reused, and seconds without queueing and transfers.
 
-        Siblings that have hardly been measured themselves learn from them, too. Else chance decides in a new fleet:
-        whose first measurements were slow gets no more requests, so nobody learns that it is as fast as the others."""
+        Siblings with few samples learn from them, too. Else chance decides in a new fleet: whose first measurements
+        were slow gets no more requests, so nobody learns that it is as fast as the others."""
         samples = [each for each in measured if each[0] > 0]
         if not samples:
             return
         state.prefill_learned_s = now_s
-        newcomers = self._newcomers.get(state.info.group, [])
-        for learner in (state, *(each for each in newcomers if each is not state)):
-            for computed_tokens, prefix_tokens, seconds in samples:
-                learner.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
-            learner.learned()
-        newcomers[:] = [each for each in newcomers if each.prefill_model.samples < SHARED_SAMPLES]
+        newcomers = self._newcomers.get(state.info.group, {})
+        for sibling in list(islice(newcomers.values(), SIBLINGS_MAX)):
+            if sibling is not state:
+                _learn(sibling, samples[: SHARED_SAMPLES - sibling.prefill_model.samples])
+                if sibling.prefill_model.samples >= SHARED_SAMPLES:
+                    del newcomers[sibling.info.instance_id]
+        _learn(state, samples)
+        if state.prefill_model.samples >= SHARED_SAMPLES:
+            newcomers.pop(state.info.instance_id, None)
 
     def learn_transfers(
         self, state: InstanceState, measured: Iterable[tuple[int, float, InstanceState | None]], now_s: float
@@ -264,3 +266,9 @@ def _tokens_max(state: InstanceState, block_tokens: int) -> int:
     context = state.info.max_context_tokens or UNLIMITED
     memory = state.info.capacity_blocks * block_tokens or UNLIMITED
     return min(context, memory)
+
+
+def _learn(state: InstanceState, samples: Sequence[tuple[int, int, float]]) -> None:
+    for computed_tokens, prefix_tokens, seconds in samples:
+        state.prefill_model.observe(computed_tokens, prefix_tokens, seconds)
+    state.learned()

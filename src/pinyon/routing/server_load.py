@@ -20,7 +20,7 @@ TOLD_MAX: Final = 1 << 20
 CAPACITY_GUESS: Final = 32
 CAPACITY_MAX: Final = 1024
 _SHRINK: Final = 0.75
-_PART: Final = re.compile(rb'[{,]priority="[^"]')
+_PARTS: Final = re.compile(rb'^sglang:num_\w+\{(?:[^\n]*,)?priority="[^"\n][^\n]*$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,15 @@ def kind_of_page(page: bytes) -> ServerKind | None:
 
 def read_load(kind: ServerKind, page: bytes) -> Report | None:
     """Returns the load of the server; None where a gauge is missing, or is no number of requests."""
-    pending, running = read_sum(page, kind.pending), read_sum(page, kind.running)
+    pending, running = _read_total(page, kind.pending), _read_total(page, kind.running)
     if pending < 0 or running < 0:
         return None
     return Report(pending=int(min(pending, REQUESTS_MAX)), running=int(min(running, REQUESTS_MAX)))
+
+
+def _read_total(page: bytes, name: bytes) -> float:
+    """Returns the sum of a gauge's series, or :data:`UNKNOWN`; of those by priority, SGLang shows the total, too."""
+    return read_sum(_PARTS.sub(b"", page) if b'priority=""' in page else page, name)
 
 
 def read_sum(page: bytes, name: bytes) -> float:
@@ -117,17 +122,13 @@ def read_sum(page: bytes, name: bytes) -> float:
 
 
 def read_series(page: bytes, name: bytes) -> list[float]:
-    """Returns the values of a metric's series; none if one of them is no number.
-
-    SGLang shows a total under an empty ``priority``, and its parts again, which are left out."""
+    """Returns the values of a metric's series; none if one of them is no number."""
     values: list[float] = []
     # The value follows the last brace: braces in labels come before it.
-    for series in re.finditer(re.escape(name) + rb"(\{.*\}|(?=[ \t{]))(.*)", page):
+    for series in re.finditer(re.escape(name) + rb"(?:\{.*\}|(?=[ \t{]))(.*)", page):
         if series.start() and page[series.start() - 1] != 10:  # a comment, or the end of a longer name
             continue
-        if _PART.search(series[1]):
-            continue
-        value = _number(series[2])
+        value = _number(series[1])
         if value < 0:
             return []
         values.append(value)

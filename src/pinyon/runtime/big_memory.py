@@ -13,6 +13,8 @@ from pathlib import Path
 from pinyon.runtime.logging import get_logger
 
 HUGE_PAGE_BYTES = 2 << 20
+LOOK_BYTES = 256 << 20
+"""The bytes after which the memory left is looked at again."""
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _LIMITS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -47,17 +49,18 @@ class BigMemory:
         self._thread.join()
 
     def _populate(self) -> None:
-        nbytes, left = self.view.nbytes, memory_left()
-        if left is not None and nbytes > left:
-            _log.warning(
-                "%d MiB are to be used, and %d MiB are left: the system may end this process or another when they fill",
-                nbytes >> 20,
-                left >> 20,
-            )
-            return
+        nbytes = self.view.nbytes
         madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
         for first in range(0, nbytes, HUGE_PAGE_BYTES):
             if self._closed.is_set() or madvise is None:
+                return
+            # Others take memory meanwhile.
+            if not first % LOOK_BYTES and (left := memory_left()) is not None and left < nbytes - first:
+                _log.warning(
+                    "%d MiB are still to be used, and %d MiB are left: the system may end processes when they fill",
+                    (nbytes - first) >> 20,
+                    left >> 20,
+                )
                 return
             place, size = ctypes.c_void_p(self._address + first), min(HUGE_PAGE_BYTES, nbytes - first)
             if madvise(place, ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE)):
@@ -74,8 +77,16 @@ def memory_left() -> int | None:
         left.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10)
     for limit, used in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
-            left.append(int(limit.read_text()) - int(used.read_text()))
+            left.append(int(limit.read_text()) - int(used.read_text()) + _cached(used.with_name("memory.stat")))
     return min(left, default=None)
+
+
+def _cached(stat: Path) -> int:
+    """Returns the bytes in use that only cache files, which the kernel gives back."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = (line.split() for line in stat.read_text().splitlines())
+        return next(int(number) for name, number in lines if name == "inactive_file")
+    return 0
 
 
 def prefer_huge_pages(address: int, nbytes: int) -> None:

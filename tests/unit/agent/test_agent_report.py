@@ -116,6 +116,11 @@ def test_requests_by_priority_are_not_counted_again() -> None:
     parts = b'sglang:num_queue_reqs{priority=""} 1.0\nsglang:num_queue_reqs{a="b",priority="5"} 1.0\n'
     page = SGLANG.replace(b'sglang:num_queue_reqs{model_name="m"} 1.0\n', parts)
     assert served(page).load().pending_requests == 1
+    times = b'sglang:inter_token_latency_seconds_%b{priority="5"} 4.0\n'
+    report = served(page)
+    more = page.replace(b'{model_name="m"} 100.0', b'{model_name="m"} 104.0')
+    report.read(more + times % b"sum" + times % b"count", 1.0)
+    assert report.load().mean_tbt_ms > 0, "requests of a priority have no total"
 
 
 def test_engines_behind_one_server_are_counted() -> None:

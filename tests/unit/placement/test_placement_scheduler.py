@@ -4,7 +4,7 @@ import pytest
 
 from pinyon.core.errors import InvalidArgument, NotFound, Rejected, ResourceExhausted, Unavailable
 from pinyon.core.layout import KvLayout
-from pinyon.placement.fleet import SHARED_SAMPLES
+from pinyon.placement.fleet import SHARED_SAMPLES, SIBLINGS_MAX
 from pinyon.placement.index import Intake
 from pinyon.placement.inflight import InFlightTable
 from pinyon.placement.instances import InstanceLoad
@@ -639,6 +639,17 @@ def test_siblings_that_are_hardly_measured_learn_together():
     late = fleet.join(info("p3", PREFILL), 2.0)
     fleet.learn_prefills(late, [(1000, 0, 5.0)], 2.0)
     assert other.prefill_model.predict_s(1000, 0) == pytest.approx(1, rel=0.1), "it has samples of its own"
+
+
+def test_a_large_report_leaves_room_for_own_measurements():
+    prefills = ((f"p{number}", PREFILL) for number in range(SIBLINGS_MAX + 2))
+    fleet = make_fleet(("d0", DECODE), *prefills, instances_max=100)
+    fleet.learn_prefills(member(fleet, "p0"), [(1000, 0, 5.0)] * 256, 0.0)
+    samples = [member(fleet, f"p{number}").prefill_model.samples for number in range(SIBLINGS_MAX + 2)]
+    assert sorted(samples) == [0, 0, *[SHARED_SAMPLES] * (SIBLINGS_MAX - 1), 256]
+    assert member(fleet, "d0").prefill_model.samples == 0
+    fleet.learn_prefills(member(fleet, "p0"), [(1000, 0, 5.0)], 0.0)
+    assert min(member(fleet, f"p{number}").prefill_model.samples for number in range(SIBLINGS_MAX + 2)) == 1
 
 
 def test_a_request_only_an_excluded_one_can_take_is_unavailable():

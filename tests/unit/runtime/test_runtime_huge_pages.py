@@ -85,7 +85,7 @@ def test_big_memory_that_is_not_left_waits_for_its_use(monkeypatch, caplog):
     memory = BigMemory(2 * HUGE_PAGE_BYTES)
     memory._thread.join(WAIT_S)
     assert not present(memory.view)
-    assert "4 MiB are to be used, and 3 MiB are left" in caplog.text
+    assert "4 MiB are still to be used, and 3 MiB are left" in caplog.text
     memory.close()
 
 
@@ -93,7 +93,8 @@ def test_big_memory_that_is_not_left_waits_for_its_use(monkeypatch, caplog):
 def test_a_containers_limit_counts_as_memory_left(monkeypatch, tmp_path, limit, left):
     files = tmp_path / "max", tmp_path / "current"
     files[0].write_text(limit)
-    files[1].write_text("3000\n")
+    files[1].write_text("3500\n")
+    (tmp_path / "memory.stat").write_text("anon 3000\ninactive_file 500\nactive_file 0\n")
     without = memory_left()
     monkeypatch.setattr(big_memory, "_LIMITS", (files, (tmp_path / "none", tmp_path / "none")))
     if left is None:
