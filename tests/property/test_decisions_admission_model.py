@@ -429,3 +429,33 @@ def test_what_requests_that_wait_together_share_counts_once() -> None:
         admission.enqueue(asked(9, 8, computes=True))
         assert len(admission.admit(1.0)) == 1, "what was promised and evicted is promised no more"
         check_pool(pool)
+
+
+def test_who_loses_reusable_blocks_to_others_waits_on() -> None:
+    pool = BlockPool(6, Lru(), spares=True)
+    reservations = Reservations(pool, LeaseTable())
+    admission = Admission(Fcfs, pool, reservations, slots=9, headroom=0)
+
+    runs = [KEYS[1:2], KEYS[:1], KEYS[2:6]]
+    for number, keys in enumerate(runs):
+        admission.enqueue(asked(number, len(keys), keys))
+    kept, old, new = (grant.reservation.table for grant in admission.admit(0.0))
+    admission.enqueue(asked(3, 3))
+    admission.enqueue(asked(4, 3, KEYS[:2]))
+    assert admission.admit(0.0) == []
+    for blocks, keys in zip((kept, old, new), runs, strict=True):  # they come too late to be spared for it
+        reservations.publish(blocks, keys, 0.0)
+    for number, blocks in ((1, old), (2, new)):
+        admission.end(number)
+        reservations.release(blocks, 0.0)
+    ((number, reservation, _),) = admission.admit(0.0)
+    assert (number, admission.waiting) == (3, 1), "the first one took a block that the other counted on"
+    check_admission(admission)
+    admission.end(number)
+    reservations.release(reservation.table, 0.0)
+    ((number, reservation, _),) = admission.admit(0.0)
+    assert (number, admission.waiting) == (4, 0)
+    admission.end(number)
+    admission.end(0)
+    reservations.release([*reservation.table, *kept], 0.0)
+    check_admission(admission)

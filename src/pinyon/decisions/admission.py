@@ -156,19 +156,32 @@ class Admission:
             chosen = self._policy.admit(self.free_slots, self.room_blocks, now_s)
             if not chosen:
                 break
-            grants += [self._grant(number, now_s) for number in chosen]
+            before = len(grants)
+            for number in chosen:
+                if (grant := self._grant(number, now_s)) is None:
+                    break
+                grants.append(grant)
+            granted = len(grants) - before
+            if not granted:
+                raise RuntimeError("the batching policy admitted somebody for whom there is no room")
+            # The first ones had blocks evicted which these were to reuse, so these wait again.
+            for number in chosen[granted:]:
+                self._policy.remove(number)
+                self._policy.enqueue(self._waiting[number])
         self._spare_new()
         return grants
 
-    def _grant(self, number: int, now_s: float) -> BlockGrant:
-        request = self._waiting.pop(number)
-        self.waiting_prompts -= not request.decodes
+    def _grant(self, number: int, now_s: float) -> BlockGrant | None:
+        """Reserves the blocks of a waiting request. Returns None without room: it waits on."""
+        request = self._waiting[number]
         used = self._pool.used
         reservation = self._reservations.reserve(
             request.block_keys[: request.reusable], request.blocks, now_s, request.traits, computes=request.computes
         )
         if reservation is None:
-            raise RuntimeError("the batching policy admitted somebody for whom there is no room")
+            return None
+        del self._waiting[number]
+        self.waiting_prompts -= not request.decodes
         self._unwant(request)  # the request holds the blocks itself now
         if request.decodes:
             self._decoded.add(number)
