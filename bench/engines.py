@@ -52,9 +52,9 @@ def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
     few, many = (24, 24) if quick else (32, 72)
     prefixes = [Load("prefix_8", 0.7, few, _prefixes(8)), Load("prefix_24", 0.7, many, _prefixes(24))]
     shared = folder / "sharegpt.json"
-    shared.write_text(json.dumps(_conversations(few, seed)))
+    shared.write_text(json.dumps(_conversations(many, seed)))
     nothing = ("--dataset-name", "sharegpt", "--dataset-path", str(shared))
-    return [*prefixes, Load("sharegpt", 0.7, few, nothing)]
+    return [*prefixes, Load("sharegpt", 0.7, many, nothing)]
 
 
 def _prefixes(number: int) -> tuple[str, ...]:

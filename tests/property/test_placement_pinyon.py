@@ -62,8 +62,10 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
         fleet.join(info(name, Role.MIXED, short_first=first, address=f"h{rng.randrange(3)}:{name}"), 0.0)
     blocks = rng.randrange(0, 40)
     deepest = 0
+    fleet.together = rng.random() < 0.5
     for name in names:
         state = member(fleet, name)
+        state.decodes_changed(rng.choice((0, 1, 5, 40)), 0)
         speed = rng.choice((1e-5, 1e-4, 1e-3))
         state.prefill_model = KnownPrefillCost((rng.choice((0.0, 1e-3)), speed, speed / 45_000))
         paths = [(rng.choice((0.0, 1e-3)), rng.choice((1e-9, 1e-8, 1e-7, 1e-6))) for _ in range(PATH_KINDS)]
@@ -105,7 +107,9 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     before = [us for us in it.waiting[name] if not short_first or us.bit_length() <= size]
     behind = len(it.waiting[name]) - len(before)
     wait_s = max(0.0, it.ends_s[name] - NOW_S) + sum(before) * 1e-6
-    return wait_s + transfer_s + prefill_s * (1 + others * behind), wait_s, transfer_s, prefill_s, reach
+    most = max(8, *(each.decoding_requests() for each in pool.prefills))
+    lost = others * behind + (0.25 * state.decoding_requests() / most if pool.together else 0.0)
+    return wait_s + transfer_s + prefill_s * (1 + lost), wait_s, transfer_s, prefill_s, reach
 
 
 @settings(max_examples=usually(25, long=300), deadline=None)
@@ -153,7 +157,7 @@ def test_who_is_late_has_it_only_where_all_are(seed: int, limit_s: float, named:
     among = in_time or it.names
     if not pair:
         assert each[chosen][0] == pytest.approx(min(each[name][0] for name in among), abs=1e-8)
-    asked = CostTerms(1.0, True, True), request, it.pool, it.match, NOW_S
+    asked = CostTerms(1.0, True, True, decodes=0.25), request, it.pool, it.match, NOW_S
     place = Costs(*asked).cheapest_in_time(0.0, -1)
     if place is None:
         assert not in_time
@@ -185,7 +189,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
 @given(st.integers(0, 1 << 32))
 def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> None:
     it = world(seed, sources=0, short_first=True)
-    bare = LabPinyon(LabPinyonSettings(others=0.0, fetch=False, order=False, pair=False))
+    bare = LabPinyon(LabPinyonSettings(others=0.0, decodes=0.0, fetch=False, order=False, pair=False))
     decision = bare.place(it.request, it.pool, it.match, NOW_S, Random(0))
     soonest = min(
         member(it.fleet, name).wait_s(NOW_S)

@@ -47,6 +47,11 @@ class Part:
             coming.update(self.running[1].blocks)
         return run_of(row.blocks, self.cache, coming)
 
+    @property
+    def requests(self) -> int:
+        """The number of requests that are here, all of which will decode here."""
+        return len(self.queue) + (self.running is not None)
+
     def next(self, now_s: float, *, in_order: bool) -> int:
         """Returns the number of the request whose turn it is."""
         if not in_order:
@@ -158,7 +163,8 @@ class Pool:
         before = [each for each in waiting if not self.in_order or self.size(each) <= size]
         rest_s = max(0.0, part.ends_s - row.time_s) if part.running else 0.0
         behind = len(waiting) - len(before)
-        return rest_s + sum(before) * 1e-6 + transfer_s + prefill_s * (1 + behind), prefill_s
+        decodes = 0.25 * part.requests / max(8, *(each.requests for each in self.parts))
+        return rest_s + sum(before) * 1e-6 + transfer_s + prefill_s * (1 + behind + decodes), prefill_s
 
     @staticmethod
     def fetching(row: Row, local: int, blocks: int) -> tuple[float, float]:

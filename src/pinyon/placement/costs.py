@@ -30,6 +30,8 @@ NANO_S: Final = 1e-9
 """Costs that differ by less count as equal: they are sums, and rounding errors must not decide."""
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
+DECODES_MIN: Final = 8
+"""The number of decoding requests up to which the busiest instance of a pool does not count as busy."""
 NEAR_MAX: Final = 16
 """The maximum number of sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
 SPANS_MAX: Final = 16
@@ -45,12 +47,14 @@ _AT_HOST: Final = 2
 class CostTerms:
     """The terms of a cost. ``others``: the weight of other requests' time against the request's own. ``fetch``: whether
     prefixes are fetched. ``order``: whether the order of service is considered. ``near``: whether readers on a source's
-    host are told apart."""
+    host are told apart. ``decodes``: the share of a prefill's time that it costs more at the instance that decodes
+    most, and in proportion at the others, if requests decode where they were computed."""
 
     others: float
     fetch: bool = True
     order: bool = True
     near: bool = True
+    decodes: float = 0.0
 
 
 OWN_TIME: Final = CostTerms(0.0, fetch=False, order=False)
@@ -73,12 +77,23 @@ class Costs:
         self.planner = FetchPlanner(pool, match)
         self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
+        self._each_decode = self._share_of_each()
         count: i64 = len(pool.prefills)
         self._count = count
         self.columns = CostColumns(count)
         self._look(loads or pool.prefills[0].loads)
         self._ranked_s = self.columns.cost_s
         """A copy of the costs, infinite for instances that are left out."""
+
+    def _share_of_each(self) -> float:
+        """Returns the share of a prefill's time that it costs more for each request that decodes at the instance."""
+        pool, batch = self.pool, self.pool.prefills[0].loads.batch
+        if not pool.together:
+            return 0.0
+        most: i64 = DECODES_MIN
+        for row in pool.row_numbers:
+            most = max(most, batch[row])
+        return self.terms.decodes / float(most)
 
     def _look(self, loads: Loads) -> None:
         pool, match, columns = self.pool, self.match, self.columns
@@ -109,7 +124,7 @@ class Costs:
         columns = self.columns
         locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
         transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s
-        order, others = terms.order, terms.others
+        order, others, each_decode, batch = terms.order, terms.others, self._each_decode, table.batch
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
         block_bytes = float(pool.prefills[0].block_bytes)
         capacity: i64 = len(queued_us)
@@ -161,7 +176,8 @@ class Costs:
             waiting_s = room_s[row]
             rooms_s[place], waits_s[place] = waiting_s, wait_s
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
-            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + others * before)
+            lost = others * before + each_decode * float(batch[row])
+            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + lost)
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
         """Returns the place with the least cost. Ties go to the instance that decodes least, then to the first by id.
@@ -280,7 +296,8 @@ class Costs:
         if self.terms.order and state.info.short_first:
             wait_s, behind = state.loads.turn(state.row, prefill_s, self.now_s)
         seemed_s = columns.cost_s[place]
-        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s * (1 + self.terms.others * behind)
+        lost = self.terms.others * behind + self._each_decode * float(state.loads.batch[state.row])
+        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s * (1 + lost)
         columns.reach[place], columns.wait_s[place] = reach, wait_s
         columns.transfer_s[place], columns.prefill_s[place] = transfer_s, prefill_s
         columns.cost_s[place] = self._ranked_s[place] = cost_s

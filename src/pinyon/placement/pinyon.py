@@ -7,12 +7,16 @@ is computed together before anybody holds it.
 
 For each instance
 
-    cost = wait + transfer + prefill + prefill * (requests there that it goes ahead of)
+    cost = wait + transfer + prefill + prefill * (requests there that it goes ahead of + decodes)
 
 where the wait is for KV memory, for what is being computed, and for what is ahead. With an order of service by length,
 that is the work of requests that are about as long or shorter, else all. The last term is what others lose: the
 dispatching rule that goes with serving the shortest first. The reused prefix is what the instance holds, or will hold
 of what was placed there before. It is a longer one if that can be fetched in less time than computing it would take.
+
+Where a request decodes on the instance that computed it, what decodes there waits for the prefill, too. Then
+``decodes`` is a quarter at the instance that decodes most, and in proportion less at the others. Without this, an
+instance that was measured to be a little faster than its equals would get all requests while nobody waits there.
 
 Where the request's own time there exceeds its limit, the cheapest of the instances that are in time is chosen, if any.
 
@@ -37,16 +41,19 @@ from pinyon.placement.transfer_cost import NETWORK
 
 @dataclass(frozen=True, slots=True)
 class PinyonSettings:
-    """The options. ``others``: how much the time of others counts, against the request's own. ``key_tokens``,
-    ``virtual_nodes``, ``seed``: options of the pairs, as DualMap's."""
+    """The options. ``others``: how much the time of others counts, against the request's own. ``decodes``: the share of
+    a prefill's time that it costs more at the instance that decodes most. ``key_tokens``, ``virtual_nodes``, ``seed``:
+    options of the pairs, as DualMap's."""
 
     others: float = 1.0
+    decodes: float = 0.25
     key_tokens: int = 512
     virtual_nodes: int = 128
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_bounds(self, others=(0, 1e3), key_tokens=(1, 1 << 20), virtual_nodes=(1, 4096), seed=(0, SEED_MAX))
+        check_bounds(self, others=(0, 1e3), decodes=(0, 1e3), key_tokens=(1, 1 << 20))
+        check_bounds(self, virtual_nodes=(1, 4096), seed=(0, SEED_MAX))
 
 
 class Pinyon:
@@ -55,7 +62,7 @@ class Pinyon:
     name: ClassVar[str] = "pinyon"
 
     def __init__(self, settings: PinyonSettings = PinyonSettings(), terms: CostTerms | None = None) -> None:
-        self._terms = terms or CostTerms(settings.others)
+        self._terms = terms or CostTerms(settings.others, decodes=settings.decodes)
         self._pairs = Pairs(HotnessSettings(), settings.virtual_nodes, settings.seed, settings.key_tokens)
 
     def place(

@@ -286,7 +286,7 @@ class LabPinyon(Pinyon):
     settings_type: ClassVar[type[LabPinyonSettings]] = LabPinyonSettings
 
     def __init__(self, settings: LabPinyonSettings = LabPinyonSettings()) -> None:
-        super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order))
+        super().__init__(settings, CostTerms(settings.others, settings.fetch, settings.order, decodes=settings.decodes))
         self._prefers_pairs = settings.pair
 
     def _of_pair(self, costs: Costs, place: int) -> int:

@@ -114,3 +114,34 @@ def test_a_neighbour_that_computes_for_another_model_is_none() -> None:
     costs = Costs(CostTerms(1.0, True, True), request, pool, match, 1.0)
     over_the_network_s = 1e-3 + 16_000 * 57_344 / GIB_S
     assert list(costs.columns.transfer_s)[:2] == pytest.approx([over_the_network_s] * 2)
+
+
+@pytest.mark.parametrize(
+    ("slower", "decoding", "together", "chosen"),
+    [
+        (1.05, (1, 0, 0), True, "a"),
+        (1.05, (3, 0, 0), True, "b"),
+        (1.05, (3, 1, 0), True, "b"),
+        (1.05, (3, 2, 0), True, "a"),
+        (1.30, (9, 0, 0), True, "a"),
+        (1.05, (30, 29, 0), True, "a"),
+        (1.05, (30, 20, 0), True, "b"),
+        (1.05, (3, 0, 60), True, "a"),
+        (1.05, (3, 0, 0), False, "a"),
+    ],
+)
+def test_nearly_equal_instances_share_what_decodes_there(
+    slower: float, decoding: tuple[int, int, int], together: bool, chosen: str
+) -> None:
+    """``b`` was measured to be slower than ``a``; ``c`` is far slower."""
+    fleet = make_fleet()
+    fleet.together = together
+    for name, token_s, requests in zip("abc", (1e-4, slower * 1e-4, 1e-3), decoding, strict=True):
+        fleet.join(info(name, MIXED, max_context_tokens=0, capacity_blocks=0), 0.0)
+        state = member(fleet, name)
+        state.prefill_model = KnownPrefillCost((0.0, token_s, 0.0))
+        state.learned()
+        state.decodes_changed(requests, 0)
+        state.prefill_learned_s = NOW_S
+    policy = LabPinyon(LabPinyonSettings(pair=False))
+    assert placed(fleet, policy, 0.0).prefill.info.instance_id == chosen
