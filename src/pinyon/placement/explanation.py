@@ -163,11 +163,10 @@ def _because(logged: LoggedDecision, seen: Seen, chosen: Candidate, others: list
         other = next(each for each in others if each.instance_id == cheapest)
         why = f"{cheapest}, which costs least, would have been late" if found.in_time else "of the pair of its prefix"
         return f"{where} because {why}: {_taken(chosen, blocks)}; {_other(other, blocks)}"
-    if found is not None and (chosen.others_s >= WAIT_S or chosen.ttft_s > best.ttft_s + NANO_S):
+    if found is not None and chosen.ttft_s > best.ttft_s + NANO_S:
         said = f"{decision.policy} counts what others lose, too: {_taken(chosen, blocks)}"
         return f"{where} because {said}; {_other(best, blocks)}"
-    soonest = chosen.ttft_s <= best.ttft_s + NANO_S
-    why = "" if soonest and found is not None else f"{decision.policy} chose it: "
+    why = "" if found is not None else f"{decision.policy} chose it: "
     said = _taken(chosen, blocks)
     if abs(chosen.ttft_s - best.ttft_s) <= NANO_S and not best.about:
         return f"{where} because {why}{said}; {best.instance_id} would have taken as long"
