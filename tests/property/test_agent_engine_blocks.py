@@ -132,7 +132,7 @@ class FollowMachine(RuleBasedStateMachine):
 
 
 TestFollow = FollowMachine.TestCase
-TestFollow.settings = settings(max_examples=usually(60, long=3000), stateful_step_count=40)
+TestFollow.settings = settings(max_examples=usually(150, long=3000), stateful_step_count=40)
 
 plain = st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=4)
 json = st.recursive(

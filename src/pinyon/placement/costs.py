@@ -31,7 +31,7 @@ NANO_S: Final = 1e-9
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
 DECODES_MIN: Final = 8
-"""The number of decoding requests up to which the busiest instance of a pool does not count as busy."""
+"""The number of decoding requests for which the whole share is added, if no instance of the pool decodes more."""
 NEAR_MAX: Final = 16
 """The maximum number of sources of a span whose hosts are looked at: most hosts have a source of a hot prefix."""
 SPANS_MAX: Final = 16

@@ -15,8 +15,9 @@ dispatching rule that goes with serving the shortest first. The reused prefix is
 of what was placed there before. It is a longer one if that can be fetched in less time than computing it would take.
 
 Where a request decodes on the instance that computed it, what decodes there waits for the prefill, too. Then
-``decodes`` is a quarter at the instance that decodes most, and in proportion less at the others. Without this, an
-instance that was measured to be a little faster than its equals would get all requests while nobody waits there.
+``decodes`` is a quarter at the instance that decodes most, and in proportion less at the others (for up to eight
+requests, a 32nd each). Without this, an instance that was measured to be a little faster than its equals would get all
+requests while nobody waits there.
 
 Where the request's own time there exceeds its limit, the cheapest of the instances that are in time is chosen, if any.
 

@@ -210,6 +210,27 @@ def test_the_time_of_others_is_said_where_it_decided():
     assert (other.others_s, other.about) == (pytest.approx(7.0), False)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "because"),
+    [
+        (
+            1,
+            "went to a because it holds 0 of 62 blocks and nobody waits there, first token in 200 ms, others lose 6 ms",
+        ),
+        (3, "went to b because pinyon counts what others lose, too: it holds 0 of 62 blocks and nobody waits there, "),
+    ],
+)
+def test_what_decodes_lose_is_a_reason_only_where_it_decided(decoding: int, because: str) -> None:
+    fleet = make_fleet(("a", MIXED), ("b", MIXED))
+    fleet.together = True
+    for name, token_s in (("a", 2e-4), ("b", 2.1e-4)):
+        member(fleet, name).prefill_model = KnownPrefillCost((0.0, token_s, 0.0))
+        member(fleet, name).learned()
+    member(fleet, "a").decodes_changed(decoding, 0)
+    said, _ = decide(fleet, "pinyon:pair=false", PlacementRequest("r", "m", 1000, b"", 8))
+    assert said.because.startswith(because)
+
+
 def test_the_limit_is_named_where_it_decided():
     said, _ = decide(queues(), "pinyon:pair=false", PlacementRequest("r", "m", 10_000, b"", 8, ttft_slo_s=5.0))
     assert said.because == (
