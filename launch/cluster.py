@@ -173,11 +173,8 @@ class ClusterSpec:
             raise InvalidArgument(
                 f"there are no {len(self.names)} ports from {self.metrics_base_port} on", field="metrics_base_port"
             )
-        if self.engine == "vllm" and (self.prefill or self.decode or self.more_models):
-            raise InvalidArgument(
-                "with --engine vllm all workers are mixed, and serve one model: --mixed 2 --prefill 0 --decode 0",
-                field="engine",
-            )
+        if self.engine == "vllm" and self.more_models:
+            raise InvalidArgument("with --engine vllm all workers serve one model", field="engine")
         for name, registry in POLICIES.items():
             if choice := getattr(self, name):
                 try:
@@ -376,6 +373,7 @@ class LocalCluster:
             "conductor": self.conductor,
             "redis_url": self.redis.url if self.redis else "",
             "instance_id": spec.prefix + name,
+            "role": name.partition("-")[0],
             "transfer_listen": f"{spec.host}:0",
             "listen": f"{spec.host}:0",
             "log_level": spec.log_level,

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.placement.costs import EXAMINED_MAX, Costs, CostTerms
+from pinyon.placement.decode_selection import select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
+from pinyon.placement.fetch_time import path_kind
 from pinyon.placement.fleet import Fleet
 from pinyon.placement.hotness_tree import HotnessSettings
 from pinyon.placement.instances import InstanceLoad, InstanceState
@@ -57,12 +59,14 @@ def world(seed: int, *, sources: int, short_first: bool | None, apart: bool = Fa
     rng = Random(seed)
     names = tuple(f"m{number}" for number in range(rng.randrange(2, 7)))
     fleet = make_fleet()
+    fleet.together = rng.random() < 0.6
+    prompts_only = rng.choice((0, 0, 1, len(names) - 1)) if fleet.together else 0
     for name in names:
+        role = Role.PREFILL if int(name[1:]) < prompts_only else Role.MIXED
         first = rng.random() < 0.5 if short_first is None else short_first
-        fleet.join(info(name, Role.MIXED, short_first=first, address=f"h{rng.randrange(3)}:{name}"), 0.0)
+        fleet.join(info(name, role, short_first=first, address=f"h{rng.randrange(3)}:{name}"), 0.0)
     blocks = rng.randrange(0, 40)
     deepest = 0
-    fleet.together = rng.random() < 0.5
     for name in names:
         state = member(fleet, name)
         state.decodes_changed(rng.choice((0, 1, 5, 40)), 0)
@@ -108,8 +112,18 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     behind = len(it.waiting[name]) - len(before)
     wait_s = max(0.0, it.ends_s[name] - NOW_S) + sum(before) * 1e-6
     most = max(8, *(each.decoding_requests() for each in pool.prefills))
-    lost = others * behind + (0.25 * state.decoding_requests() / most if pool.together else 0.0)
-    return wait_s + transfer_s + prefill_s * (1 + lost), wait_s, transfer_s, prefill_s, reach
+    only = [each for each in pool.prefills if each.info.role is Role.PREFILL]
+    lost_s = others * behind * prefill_s
+    if pool.together:
+        slowed_s = prefill_s - state.prefill_model.coefficients[0] if only else prefill_s
+        lost_s += 0.25 * state.decoding_requests() / (1 if only else most) * slowed_s
+    if state in only:
+        decode, *_ = select_decode(it.request, pool, match, state, NOW_S)
+        start_s, byte_s = decode.transfer_model.coefficients(path_kind(decode, only[0]))
+        missing = tokens // BLOCK - match.held_by(decode)
+        moved_s = start_s + byte_s * missing * LAYOUT.block_bytes if missing else 0.0
+        transfer_s += moved_s + decode.decode_s(tokens)
+    return wait_s + transfer_s + prefill_s + lost_s, wait_s, transfer_s, prefill_s, reach
 
 
 @settings(max_examples=usually(25, long=300), deadline=None)
@@ -189,6 +203,7 @@ def test_one_of_the_pair_has_it_where_that_costs_hardly_more(seed: int) -> None:
 @given(st.integers(0, 1 << 32))
 def test_without_its_parts_it_is_who_has_the_first_token_soonest(seed: int) -> None:
     it = world(seed, sources=0, short_first=True)
+    it.fleet.together = False  # nobody hands KV over
     bare = LabPinyon(LabPinyonSettings(others=0.0, decodes=0.0, fetch=False, order=False, pair=False))
     decision = bare.place(it.request, it.pool, it.match, NOW_S, Random(0))
     soonest = min(

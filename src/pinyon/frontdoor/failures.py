@@ -36,7 +36,8 @@ class Absent(Unavailable):
 
 class Broke(Unavailable):
     """The error when a connection was lost, carried no HTTP, or brought nothing in time. ``begun``: a byte of the
-    answer had come. ``silent``: a question got no answer at all. ``sends`` is how often the request was sent."""
+    answer had come. ``silent``: a question got no answer at all. ``sends`` is how often the request was
+    sent. ``before`` are bytes that the client should still get."""
 
     http_status: ClassVar[int] = 502
 
@@ -45,6 +46,7 @@ class Broke(Unavailable):
         self.begun = begun
         self.silent = silent
         self.sends = 1
+        self.before = b""
 
 
 class ConnectionsFull(Unavailable):

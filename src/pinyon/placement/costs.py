@@ -19,8 +19,9 @@ from mypy_extensions import i64
 from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.placement.admission import transfer_doubt
 from pinyon.placement.considered import CostColumns
-from pinyon.placement.decode_selection import select_decode
+from pinyon.placement.decode_selection import decode_blocks, least_loaded, select_decode
 from pinyon.placement.fetch_plan import FetchPlanner
+from pinyon.placement.fetch_time import fetch_s as seconds_to_fetch
 from pinyon.placement.load_table import COEFFICIENTS, PREFILL_US_MAX, Loads, size_class
 from pinyon.placement.policy import PlacementDecision, PlacementRequest, Pool
 from pinyon.placement.prefix_match import PrefixMatch
@@ -48,7 +49,8 @@ class CostTerms:
     """The terms of a cost. ``others``: the weight of other requests' time against the request's own. ``fetch``: whether
     prefixes are fetched. ``order``: whether the order of service is considered. ``near``: whether readers on a source's
     host are told apart. ``decodes``: the share of a prefill's time that it costs more at the instance that decodes
-    most, and in proportion at the others, if requests decode where they were computed."""
+    most, and in proportion at the others, if requests decode where they were computed. If there are instances that
+    decode nothing, it is the share for each request that decodes, as there is a better place for the prefill."""
 
     others: float
     fetch: bool = True
@@ -78,6 +80,7 @@ class Costs:
         self.terms, self.request, self.pool, self.match, self.now_s = terms, request, pool, match, now_s
         self._elsewhere_s, self._decodes = 0.0, -1
         self._each_decode = self._share_of_each()
+        self._hand_over_s = self._time_to_hand_over() if len(pool.hands_over) else 0.0
         count: i64 = len(pool.prefills)
         self._count = count
         self.columns = CostColumns(count)
@@ -90,10 +93,23 @@ class Costs:
         pool, batch = self.pool, self.pool.prefills[0].loads.batch
         if not pool.together:
             return 0.0
+        if len(pool.hands_over):
+            return self.terms.decodes
         most: i64 = DECODES_MIN
         for row in pool.row_numbers:
             most = max(most, batch[row])
         return self.terms.decodes / float(most)
+
+    def _time_to_hand_over(self) -> float:
+        """Returns the seconds from the end of a prompt's computation, at an instance that decodes nothing, to the end
+        of the step after the one that decodes has its KV."""
+        request, pool, block_tokens = self.request, self.pool, self.pool.layout.block_tokens
+        sender = next(state for state in pool.prefills if not state.info.role.decodes)
+        blocks = decode_blocks(request, block_tokens)
+        reader = pool.decodes[least_loaded(request, pool, self.match, sender, self.now_s, blocks)]
+        missing = max(0, request.prompt_tokens // block_tokens - self.match.held_by(reader))
+        moving_s = seconds_to_fetch(reader, [(sender, missing * sender.block_bytes)]) if missing else 0.0
+        return moving_s + reader.decode_s(request.prompt_tokens)
 
     def _look(self, loads: Loads) -> None:
         pool, match, columns = self.pool, self.match, self.columns
@@ -125,6 +141,7 @@ class Costs:
         locals_, reach, rooms_s, waits_s = columns.local, columns.reach, columns.room_s, columns.wait_s
         transfers_s, prefills_s, costs_s = columns.transfer_s, columns.prefill_s, columns.cost_s
         order, others, each_decode, batch = terms.order, terms.others, self._each_decode, table.batch
+        hands_over, hand_over_s, apart = pool.hands_over, self._hand_over_s, len(pool.hands_over) > 0
         tokens, block_tokens = float(request.prompt_tokens), pool.layout.block_tokens
         block_bytes = float(pool.prefills[0].block_bytes)
         capacity: i64 = len(queued_us)
@@ -165,6 +182,8 @@ class Costs:
                 if fetch_s + short_s < prefill_s:
                     transfer_s, prefill_s = fetch_s, short_s
                     reach[place] = most
+            if apart and hands_over[place]:
+                transfer_s += hand_over_s
             queued_s = float(queued_us[row]) * 1e-6
             wait_s = max(reported_s[row], queued_s + max(ends_s[row] - now_s, 0.0))
             before = 0.0
@@ -176,8 +195,10 @@ class Costs:
             waiting_s = room_s[row]
             rooms_s[place], waits_s[place] = waiting_s, wait_s
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
-            lost = others * before + each_decode * float(batch[row])
-            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s * (1 + lost)
+            # The fixed part is that of any step, and the decodes beside it need one anyway.
+            slowed_s = prefill_s - k0 if apart else prefill_s
+            lost_s = others * before * prefill_s + each_decode * float(batch[row]) * slowed_s
+            costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s + lost_s
 
     def _lowest(self, among: Collection[int] | None = None) -> int:
         """Returns the place with the least cost. Ties go to the instance that decodes least, then to the first by id.
@@ -292,12 +313,16 @@ class Costs:
                 transfer_s, prefill_s = fetch_s, short_s
             else:
                 reach = local
+        if len(self.pool.hands_over) and self.pool.hands_over[place]:
+            transfer_s += self._hand_over_s
         wait_s, behind = state.prefill_queue_s(self.now_s), 0
         if self.terms.order and state.info.short_first:
             wait_s, behind = state.loads.turn(state.row, prefill_s, self.now_s)
         seemed_s = columns.cost_s[place]
-        lost = self.terms.others * behind + self._each_decode * float(state.loads.batch[state.row])
-        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s * (1 + lost)
+        slowed_s = prefill_s - (state.prefill_model.coefficients[0] if len(self.pool.hands_over) else 0.0)
+        lost_s = self.terms.others * behind * prefill_s
+        lost_s += self._each_decode * float(state.loads.batch[state.row]) * slowed_s
+        cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s + lost_s
         columns.reach[place], columns.wait_s[place] = reach, wait_s
         columns.transfer_s[place], columns.prefill_s[place] = transfer_s, prefill_s
         columns.cost_s[place] = self._ranked_s[place] = cost_s

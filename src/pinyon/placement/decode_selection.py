@@ -52,7 +52,7 @@ def select_decode(
     block_tokens = pool.layout.block_tokens
     blocks = decode_blocks(request, block_tokens)
     tokens = blocks * block_tokens
-    if pool.together:
+    if pool.together and prefill.info.role.decodes:
         shared = 0 if _no_prefixes(request, prefill) else _found(request, prefill, prefill.row).get(prefill.row, 0)
         return prefill, prefill.decode_s(tokens - shared * block_tokens), shared
     place = least_loaded(request, pool, match, prefill, now_s, blocks)

@@ -42,7 +42,7 @@ class Fleet:
         priors: Mapping[str, CostPriors] = {},
         stride_tokens: int = 1,
     ) -> None:
-        """Starts without instances. ``together``: the instance that prefills a request also decodes it. ``priors``:
+        """Starts without instances. ``together``: see :class:`Pool`; so it is with servers in any case. ``priors``:
         costs before anything is measured, by model; ``""`` is for all others. ``stride_tokens``: the tokens between two
         blocks that the index is told of, on average and at most; 1: it is told of all blocks."""
         self.together = together
@@ -108,7 +108,7 @@ class Fleet:
         self._by_id[info.instance_id] = state
         self._groups.setdefault(info.group, {})[info.instance_id] = state
         newcomers = self._newcomers.setdefault(info.group, {})
-        if info.role.prefills and state.prefill_model.samples < SHARED_SAMPLES:
+        if (info.role.prefills or info.server_url) and state.prefill_model.samples < SHARED_SAMPLES:
             newcomers[info.instance_id] = state
         self._changed()
         return state
@@ -235,14 +235,15 @@ class Fleet:
         pools = []
         for group_id, group in groups.items():
             layout = group[0].info.layout
-            prefills = tuple(state for state in group if state.info.role.prefills)
+            servers = any(state.info.server_url for state in group)
+            # A server that decodes can compute prompts as well: short ones stay whole.
+            prefills = tuple(state for state in group if servers or state.info.role.prefills)
             decodes = tuple(state for state in group if state.info.role.decodes)
             if layout is not None and prefills and decodes:
                 room = min(_tokens_max(state, layout.block_tokens) for state in group)
-                known = sum(state.info.role.prefills for state in self._groups[group_id].values())
+                known = sum(servers or state.info.role.prefills for state in self._groups[group_id].values())
                 asked = 0 if all(state.info.keeps_to_itself for state in prefills) else sources.every
-                together = self.together or any(state.info.server_url for state in group)
-                pools.append(Pool(layout, prefills, decodes, sources, asked, room, known, together))
+                pools.append(Pool(layout, prefills, decodes, sources, asked, room, known, self.together or servers))
         return tuple(pools)
 
     def _inherit(self, state: InstanceState) -> None:

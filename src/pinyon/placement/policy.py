@@ -158,8 +158,8 @@ class Pool:
     """Schedulable instances between which KV can move: one model, one set of weights, one layout; never changed.
 
     ``prefills`` and ``decodes`` are ordered by instance id; a mixed instance is in both. ``asked``: the bits of those
-    of the ``sources`` that may be asked for this request. ``together``: the instance that prefills a request also
-    decodes it."""
+    of the ``sources`` that may be asked for this request. ``together``: an instance that prefills a request also
+    decodes it, if it decodes at all; any other one hands its KV over."""
 
     layout: KvLayout
     prefills: tuple[InstanceState, ...]
@@ -177,6 +177,8 @@ class Pool:
     decode_row_numbers: vec[i64] = field(init=False, repr=False, compare=False)
     last_row: int = field(init=False, repr=False, compare=False)
     """The largest row of the prefill instances."""
+    hands_over: vec[bool] = field(init=False, repr=False, compare=False)
+    """For each prefill instance of a pool that is ``together``: whether another one decodes; else empty."""
 
     # Kept here and not by ``cached_property``, which mypyc compiles to a property without a cache.
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)
@@ -188,6 +190,8 @@ class Pool:
         rows = [state.row for state in self.prefills]
         self.row_numbers, self.last_row = vec[i64](rows), max(rows, default=-1)
         self.decode_row_numbers = vec[i64]([state.row for state in self.decodes])
+        only = [not state.info.role.decodes for state in self.prefills]
+        self.hands_over = vec[bool](only if self.together and True in only else [])
 
     @property
     def place_of(self) -> Mapping[str, int]:

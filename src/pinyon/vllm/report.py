@@ -54,5 +54,5 @@ class EngineReport:
         return self._side.times.take()
 
     def decoding(self) -> Sequence[str]:
-        names = (each.times.placed_as for each in list(self._side.prompts.values()))
+        names = (each.times.placed_as for each in list(self._side.prompts.values()) if each.times.decodes)
         return list(dict.fromkeys(name for name in names if name))

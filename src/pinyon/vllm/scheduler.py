@@ -16,7 +16,7 @@ from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.address import is_loopback
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.orders import FetchSpan
+from pinyon.core.orders import FetchSpan, KvSource
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.orders import fetch_spans_from_proto
 from pinyon.messages.plan import NAME, open_plan
@@ -59,6 +59,8 @@ class EnginePrompt:
     planned: tuple[FetchSpan, ...] = ()
     asks: bool = True
     """True if the store is asked; False if the conductor has planned the fetches."""
+    awaits: bool = False
+    """True if another instance has just computed the prompt, and may still be putting its blocks into the store."""
     look: Future[tuple[FetchSpan, ...]] | None = None
     looked_from: int = 0
     """The first block that the store was asked for."""
@@ -148,17 +150,33 @@ class SchedulerSide:
         try:
             plan: worker_pb2.Plan = open_plan(text, self._secret)
             prompt.request_class = class_from_proto(plan.request_class)
-            spans = fetch_spans_from_proto(
-                plan.placement.fetches, prompt.request.num_tokens // self._space.block_tokens
-            )
+            placement, blocks = plan.placement, prompt.request.num_tokens // self._space.block_tokens
+            spans = fetch_spans_from_proto(placement.fetches, blocks)
         except InvalidArgument as error:
             _log.warning("a plan is not used: %s %s", error.field, error.message)
             return
-        prompt.times.placed_as, prompt.times.number = plan.request_id, plan.placement.number
+        times = prompt.times
+        times.placed_as, times.number = plan.request_id, placement.number
         prompt.traceparent, prompt.reuses = plan.traceparent, not plan.no_reuse
-        prompt.planned, prompt.asks = tuple(spans), plan.placement.ask_store or not plan.placement.policy
+        prompt.planned, prompt.asks = tuple(spans), placement.ask_store or not placement.policy
+        if placement.prefill_instance_id != placement.decode_instance_id:
+            times.decodes = placement.decode_instance_id == self.times.instance_id
+            times.computes = not times.decodes
+            if times.decodes:
+                self._take_over(prompt, plan, blocks)
         if not self._secret and not all(is_loopback(span.address.rpartition(":")[0].strip("[]")) for span in spans):
             prompt.planned, prompt.asks = (), True  # anybody may have written it, and name a source of false KV
+
+    @staticmethod
+    def _take_over(prompt: EnginePrompt, plan: worker_pb2.Plan, blocks: int) -> None:
+        """Plans to fetch what the prefill instance has computed: from its memory, or from the store."""
+        placement = plan.placement
+        prompt.times.before_s = plan.prefill_ms * 1e-3
+        prompt.asks = prompt.awaits = not placement.prefill_address
+        prompt.planned = ()
+        if not prompt.awaits and blocks:
+            source = placement.prefill_instance_id, placement.prefill_address
+            prompt.planned = (FetchSpan(*source, KvSource.PEER, 0, blocks),)
 
     def _start_look(self, prompt: EnginePrompt, first: int) -> None:
         if self._ask is None or not prompt.asks:
@@ -200,6 +218,11 @@ class SchedulerSide:
             found = () if prompt.look.cancelled() or prompt.look.exception() else prompt.look.result()
             good = itertools.takewhile(lambda span: span.address not in self.failed_sources, found)
             spans = cut(tuple(good), first, end, prompt.looked_from)
+            if prompt.awaits and self._clock() < prompt.look_until_s and (not spans or spans[-1].end < end):
+                until_s = prompt.look_until_s
+                self._start_look(prompt, first)
+                prompt.look_until_s = until_s
+                return None, False
         if not spans:
             return nothing
         prompt.offer = first, spans[-1].end - first, spans

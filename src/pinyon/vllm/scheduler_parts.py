@@ -136,7 +136,7 @@ class SchedulerParts(ConnectorParts):
         return InstanceInfo(
             instance_id=self._instance_id,
             boot_id=f"{self._facts.boot_id}.{self._era}" if self._era else self._facts.boot_id,
-            role=Role.MIXED,
+            role=Role(self.settings.role),
             address=self._facts.address,
             model=names[0] if isinstance(names, list) else names or model.model,
             model_fingerprint=self._space().fingerprint,

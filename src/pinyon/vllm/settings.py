@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
@@ -19,11 +19,14 @@ class VllmSettings(TransferSettings):
     """vLLM as an instance of the suite."""
 
     model_config = service_config("vllm")
-    everyday: ClassVar[dict[str, str]] = {"the suite": "conductor redis_url server_url"}
+    everyday: ClassVar[dict[str, str]] = {"the suite": "role conductor redis_url server_url"}
     further: ClassVar[dict[str, str]] = {
         "KV": "save look_s load_s store_s store_queue_s pinned_share peers lease_s max_lease_s"
     }
 
+    role: Literal["prefill", "decode", "mixed"] = setting(
+        "mixed", "prefill: computes prompts for others; decode, mixed: computes and decodes"
+    )
     conductor: Address = setting("", "host:port of the conductor to report to; empty: none")
     redis_url: str = setting("", "Redis with the KV store's metadata; empty: no KV store")
     server_url: str = setting(

@@ -27,6 +27,12 @@ class RequestTimes:
     """The id under which the conductor placed it; empty if it did not."""
     number: int = 0
     """The placement's number at the conductor."""
+    computes: bool = True
+    """False if another instance was to compute the prompt, and this one decodes."""
+    decodes: bool = True
+    """False if another instance decodes."""
+    before_s: float = 0.0
+    """The time that another instance took for the prompt."""
     reports: bool = True
     """False if another choice of the same request reports the placement's times."""
     load_begun_s: float = 0.0
@@ -75,7 +81,7 @@ class Times:
     EngineCore's thread tells of them, and the event loop's thread takes what is new."""
 
     def __init__(self, instance_id: str, block_tokens: int) -> None:
-        self._instance_id = instance_id
+        self.instance_id = instance_id
         self._block_tokens = block_tokens
         self._steps: deque[_Step] = deque(maxlen=STEPS_MAX)
         self._ended_s = 0.0
@@ -91,7 +97,7 @@ class Times:
             with self._lock:
                 self._choices[times.placed_as] += 1
                 times.reports = self._choices[times.placed_as] == 1
-                if times.reports:
+                if times.reports and times.decodes:
                     self._ledger.decode_begun(times.placed_as)
 
     def take(self) -> conductor_pb2.ReportSessionRequest:
@@ -124,7 +130,7 @@ class Times:
             if not times.begun_s:
                 times.begun_s = now_s
                 times.local_tokens = max(0, computed - times.loaded_tokens)
-                if times.placed_as and times.reports:
+                if times.placed_as and times.reports and times.computes:
                     with self._lock:
                         self._ledger.prefill_begun(times.placed_as)
             prefills.append((times, tokens))
@@ -158,7 +164,7 @@ class Times:
     def _first_token(self, now_s: float, times: RequestTimes) -> None:
         size = self._block_tokens
         report = PrefillReport(
-            self._instance_id,
+            self.instance_id,
             queue_ms=max(0.0, times.begun_s - times.arrived_s - times.load_s) * 1e3,
             fetch_ms=times.load_s * 1e3,
             compute_ms=times.compute_s * 1e3,
@@ -173,17 +179,19 @@ class Times:
         ]
         self._ledger.prefill_measured(report, sum(size for _, size, _ in times.spans), spans)
         if times.reports:
-            self._ledger.first_token(times.number, now_s - times.arrived_s, report)
-            if times.placed_as:
+            if times.decodes:
+                self._ledger.first_token(times.number, times.before_s + now_s - times.arrived_s, report)
+            if times.placed_as and times.computes:
                 self._ledger.prefill_ended(times.placed_as)
 
     def ended(self, times: RequestTimes) -> None:
         """Notes the end of a request, whatever it was."""
         if times.placed_as:
             with self._lock:
-                if times.reports and not times.answered:
+                if times.reports and times.computes and not times.answered:
                     self._ledger.prefill_ended(times.placed_as)
                 self._choices[times.placed_as] -= 1
                 if not self._choices[times.placed_as]:
                     del self._choices[times.placed_as]
-                    self._ledger.decode_ended(times.placed_as)
+                    if times.decodes:
+                        self._ledger.decode_ended(times.placed_as)

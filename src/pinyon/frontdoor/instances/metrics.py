@@ -64,7 +64,7 @@ class LbMetrics(DoorMetrics[Request | Forward]):
 
     def retried(self, request: Request | Forward) -> None:
         super().retried(request)
-        if isinstance(request, Request) and request.tokens:
+        if request.reply.begun if isinstance(request, Forward) else request.tokens:
             self._resumes.add()
 
     def _unfinished(self) -> float:

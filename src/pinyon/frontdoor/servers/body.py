@@ -25,10 +25,10 @@ def without(body: bytes | bytearray, names: frozenset[str]) -> bytes:
     return json.dumps({name: value for name, value in values.items() if name not in names}).encode()
 
 
-def with_additions(body: bytes | bytearray, plan: str, salt: str) -> bytes | bytearray:
+def with_additions(body: bytes | bytearray, plan: str, salt: str, *more: bytes) -> bytes | bytearray:
     """Returns a JSON object's bytes with a sealed plan and a salt for the server's cache as its first members, if they
-    are not empty. The body must not have these members."""
-    parts: list[bytes] = []
+    are not empty, and further members. The body must not have these members."""
+    parts = list(more)
     if plan:
         parts.append(b'"%b":{"%b":"%b"}' % (FIELD.encode(), NAME.encode(), plan.encode("ascii")))
     if salt:
@@ -38,8 +38,8 @@ def with_additions(body: bytes | bytearray, plan: str, salt: str) -> bytes | byt
     start = body.index(b"{") + 1
     rest = memoryview(body)[start:]
     follows = bytes(rest[:64]).lstrip(_SPACE)
-    more = b"" if follows[:1] == b"}" else b","
-    return b"".join((body[:start], b",".join(parts), more, rest))
+    comma = b"" if follows[:1] == b"}" else b","
+    return b"".join((body[:start], b",".join(parts), comma, rest))
 
 
 def clean_answer(data: bytes) -> bytes:

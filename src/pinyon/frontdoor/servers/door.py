@@ -26,6 +26,7 @@ from pinyon.frontdoor.servers.body import SALT, without
 from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION, given_prompt
 from pinyon.frontdoor.servers.instance_servers import InstanceServers
 from pinyon.frontdoor.servers.request import ServerRequest
+from pinyon.frontdoor.servers.so_far import followed
 from pinyon.frontdoor.upstreams.forward import Forward, Incoming
 from pinyon.frontdoor.upstreams.forwarding import Forwarding, server_fields
 from pinyon.frontdoor.upstreams.reading import PROMPTS, Asked, read_with_values
@@ -139,6 +140,7 @@ class ServerDoor(Forwarding):
         forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
         forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
         forward.planned, forward.salt = head.path in PROMPTS, salt
+        forward.so_far = followed(head.path, values or {})
         if values is not None and added:
             theirs = _OURS.union((SALT,) if salt else ())
             if not theirs.isdisjoint(values):

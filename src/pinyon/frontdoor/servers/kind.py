@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Final
 
 from pinyon.api.common.v1 import common_pb2
@@ -11,21 +10,26 @@ from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.core.layout import UNKNOWN_PACKING
 from pinyon.frontdoor.answer import Answer
+from pinyon.frontdoor.failures import Absent, Broke
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.request import Request
 from pinyon.frontdoor.request_loop import LoopLimits
 from pinyon.frontdoor.servers.body import clean_answer, with_additions
 from pinyon.frontdoor.servers.instance_servers import InstanceServer, InstanceServers
+from pinyon.frontdoor.servers.prefill import compute_prompt, whole
 from pinyon.frontdoor.servers.request import ServerRequest
+from pinyon.frontdoor.servers.so_far import ASK, HELD_BYTES_MAX
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.kind import ExchangeKind, Targets
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.messages.plan import PLAN_CHARS_MAX, seal_plan
 from pinyon.routing.target import Target
 from pinyon.routing.two_layers import RoutingChoice, Where
+from pinyon.runtime.logging import get_logger
 
 Counted = tuple[Target | None, Target | None]
+_log = get_logger("lb.servers")
 _GONE: Final = "No instance of this model is there any more."
 
 
@@ -91,12 +95,28 @@ class HttpInstanceKind(ExchangeKind):
         return _Attempt(self, asks, asks.placement, asks.placed_by, known)
 
     def passing(self, forward: Forward, answer: Answer) -> Passing:
-        return Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean_answer)
+        assert isinstance(forward, ServerRequest)
+        so_far, before, clean = forward.so_far, forward.passing, clean_answer
+        if so_far is not None and so_far.asked:
+            clean = lambda data: so_far.passed(clean_answer(data))  # noqa: E731
+        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean)
+        if clean is not clean_answer:
+            passing.held_max = HELD_BYTES_MAX
+        if forward.reply.begun and before is not None:
+            if answer.status != 200 or not passing.is_stream:
+                raise Broke(f"The server answered {answer.status} and would not go on with the stream.", begun=False)
+            passing.first_s, passing.events = before.first_s, before.events
+        return passing
 
     async def attempt(self, forward: Forward) -> None:
+        assert isinstance(forward, ServerRequest)
         await super().attempt(forward)
         if forward.error is not None:
             forward.exclude.add(forward.choice.target)
+            so_far = forward.so_far
+            if forward.final and so_far is not None and so_far.can_go_on:
+                forward.final = False
+                forward.asks.tokens = so_far.tokens  # only the same weights may go on
 
     def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
         assert isinstance(forward, ServerRequest)
@@ -124,22 +144,62 @@ class _Attempt:
         self._known.server.outstanding += 1
         return self._cluster.begin(self._asks.model, self._placement, forward.route.routed)
 
-    def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Awaitable[Answer]:
+    async def exchange(self, target: str, forward: Forward, first_byte_s: float) -> Answer:
         assert isinstance(forward, ServerRequest)
-        body = with_additions(forward.body, self._plan(forward), forward.salt)
-        return self._known.server.send(forward.url, forward.fields, body, first_byte_s)
+        placement, server = self._placement, self._known.server
+        url, body, prefill_ms, so_far, asks = forward.url, forward.body, 0, forward.so_far, self._asks
+        if placement.prefill_instance_id != placement.decode_instance_id:
+            placement, prefill_ms = await self._computed_elsewhere(forward, first_byte_s)
+        plan = self._plan(forward, self._known, placement, prefill_ms)
+        more: tuple[bytes, ...] = ()
+        if so_far is not None and plan:  # a server with a connector, so it is vLLM
+            more, so_far.asked = (ASK,), True
+            if so_far.begun:
+                url, changed = so_far.request()
+                body = changed or body
+            else:
+                asks.fingerprint = self._known.info.model_fingerprint
+        return await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)
 
-    def _plan(self, forward: ServerRequest) -> str:
-        layout = self._known.info.layout
+    async def _computed_elsewhere(self, forward: ServerRequest, limit_s: float) -> tuple[common_pb2.Placement, int]:
+        """Has the prompt computed by the prefill instance. Returns the placement for the decode instance, and the
+        milliseconds that it took; if it fails, that of a request which is computed where it decodes."""
+        kind, placement = self._kind, self._placement
+        name, began_s = placement.prefill_instance_id, kind.clock()
+        known, plan = kind.servers.get(name), ""
+        if known is not None and forward.keyed and not self._asks.terms.no_reuse:
+            plan = self._plan(forward, known, placement)
+        if known is None or not plan:
+            return whole(placement), 0
+        try:
+            await compute_prompt(known, forward, plan, limit_s)
+        except Unavailable as error:
+            _log.warning("%s computed no prompt: %s", name, error.message, extra={"request_id": forward.name})
+            if isinstance(error, Absent | Broke):
+                self.failed(name)
+            return whole(placement), 0
+        self.answered(name, began_s)
+        found = common_pb2.Placement()
+        found.CopyFrom(placement)
+        found.ClearField("fetches")
+        if known.info.keeps_to_itself:
+            found.prefill_address = ""  # the store has it, or nobody
+        return found, round((kind.clock() - began_s) * 1e3)
+
+    def _plan(
+        self, forward: ServerRequest, known: InstanceServer, placement: common_pb2.Placement, prefill_ms: int = 0
+    ) -> str:
+        layout = known.info.layout
         if not forward.planned or layout is None or layout.packing == UNKNOWN_PACKING:
             return ""
         asks = self._asks
         plan = worker_pb2.Plan(
             request_id=asks.attempt_id,
             request_class=asks.class_message,
-            placement=self._placement,
+            placement=placement,
             no_reuse=asks.terms.no_reuse,
             traceparent=forward.traceparent,
+            prefill_ms=prefill_ms,
         )
         sealed = seal_plan(plan.SerializeToString(), self._kind.secret)
         return sealed if len(sealed) <= PLAN_CHARS_MAX else ""

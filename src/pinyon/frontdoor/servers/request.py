@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pinyon.frontdoor.instances.request import Request
+from pinyon.frontdoor.servers.so_far import StreamSoFar
 from pinyon.frontdoor.upstreams.forward import Forward
 
 
@@ -13,7 +14,7 @@ class ServerRequest(Forward):
     reader of the body sets what is declared here."""
 
     target_fact: ClassVar[str] = "instance"
-    __slots__ = ("adapter", "asks", "keyed", "planned", "salt")
+    __slots__ = ("adapter", "asks", "keyed", "planned", "salt", "so_far")
 
     asks: Request
     """The request as a conductor is asked about it."""
@@ -25,3 +26,5 @@ class ServerRequest(Forward):
     """True if a plan goes with the body, for an instance that understands it."""
     salt: str
     """The salt by which the server's cache keeps the request apart; empty for none."""
+    so_far: StreamSoFar | None
+    """The answer so far, if another server could go on with it."""

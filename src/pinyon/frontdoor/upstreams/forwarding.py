@@ -69,8 +69,10 @@ class Forwarding:
                 return forward.status
         except Refused as refusal:
             fields = refusal.fields + incoming.ticket.rate_fields
-            reply.whole(refusal.status, refusal.body, refusal.kind, fields)
-            return refusal.status
+            error: PinyonError = refusal
+            if not reply.begun:
+                reply.whole(refusal.status, refusal.body, refusal.kind, fields)
+                return refusal.status
         except Exception as raised:
             error = broken_by(raised, reply, limit_s, head.log_id)
         assert forward is not None

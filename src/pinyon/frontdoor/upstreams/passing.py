@@ -42,7 +42,7 @@ class Passing:
     """One answer on its way."""
 
     __slots__ = ("_behind", "_clean", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "answer", "events", "first_s", "is_stream")  # fmt: skip
+                 "answer", "events", "first_s", "held_max", "is_stream")  # fmt: skip
 
     def __init__(
         self, answer: Answer, reply: Reply, rates: bytes, clock: Clock, clean: Callable[[bytes], bytes] | None = None
@@ -50,6 +50,7 @@ class Passing:
         """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits. All events,
         and an answer that is passed on as a whole, go through ``clean``; a longer answer must not need it."""
         self._clean = clean
+        self.held_max = EVENT_BYTES
         self.answer = answer
         self._reply = reply
         self._clock = clock
@@ -84,6 +85,15 @@ class Passing:
         return read_usage(b"".join(self._recent)[-TAIL_BYTES:])
 
     async def _stream(self) -> None:
+        try:
+            await self._events_to_the_end()
+        except Broke as error:
+            if error.before:
+                self._begin(STREAM)
+                await self._reply.send(error.before)
+            raise
+
+    async def _events_to_the_end(self) -> None:
         """Passes a stream on. While the client keeps up, this happens where bytes come in, and no task is woken."""
         answer, reply = self.answer, self._reply
         while True:
@@ -112,8 +122,8 @@ class Passing:
         else:  # the usual case
             events = self._cleaned(data)
             self.events += data.count(b"data:")
-            self._note(data)
-        if self._reply.push(events):
+            self._note(events)
+        if not events or self._reply.push(events):
             return True
         self._behind = events
         return False
@@ -125,7 +135,7 @@ class Passing:
         seen = max(0, len(held) - 2)  # an end may begin in bytes that were searched before
         held += data
         end = len(held)
-        if not held.endswith(_ENDS) and end <= EVENT_BYTES:
+        if not held.endswith(_ENDS) and end <= self.held_max:
             end = max(held.rfind(b"\n\n", seen) + 2, held.rfind(b"\n\r\n", seen) + 3)
             if end < 3:  # 2: nothing was found
                 return b""

@@ -1,0 +1,237 @@
+"""A stream that outlives its server: another one gets the prompt and the tokens so far, and goes on.
+
+That is exact for greedy requests whose next token depends on nothing but the tokens before it. vLLM says which these
+are (``return_token_ids``): the load balancer asks for them, keeps them, and removes them from what the client sees. All
+other streams end with an error if their server goes away, as they always did."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from pinyon.frontdoor.failures import Broke
+from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION
+
+ASK: Final = b'"return_token_ids":true'
+HELD_BYTES_MAX: Final = 16 << 20
+"""The size of the largest event that is taken apart: the first one names the prompt's tokens."""
+STOP_CHARS_MAX: Final = 1024
+"""The length of stop strings up to which a stream can go on: so much of the text's end is kept, to be compared."""
+COMPLETION_TOKENS: Final = 16
+"""The limit of a completion that names none."""
+_IDS: Final = re.compile(rb',\s*"(?:prompt_)?token_ids":\s*(?:\[[0-9,\s]*\]|null)')
+_PROMPT_IDS: Final = re.compile(rb'"prompt_token_ids":\s*\[([0-9,\s]+)\]')
+_EVENT: Final = b"data: {"
+_CARRIED: Final = (
+    *("model", "stream", "stream_options", "temperature", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "repetition_penalty", "logit_bias"),
+    *("allowed_token_ids", "priority", "user"),
+)
+"""The fields that mean the same to the server that goes on."""
+_FREE: Final = frozenset(
+    (
+        *_CARRIED,
+        *("messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "top_p", "top_k", "min_p", "seed"),
+        *("cache_salt", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs"),
+    )
+)
+"""The fields that a stream which can go on may have. ``top_p`` and the like are void where the likeliest is taken."""
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "n": 1, "best_of": 1, "frequency_penalty": 0, "presence_penalty": 0, "echo": False, "logprobs": False, "tools": [],
+    "tool_choice": "none", "response_format": {"type": "text"},
+}  # fmt: skip
+"""Other fields that it may have, with the one value that changes nothing."""
+
+
+def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
+    """Returns what follows the answer of this request; None if no other server could go on with it."""
+    temperature = values.get("temperature")
+    if path not in (CHAT, COMPLETION) or values.get("stream") is not True:
+        return None
+    if type(temperature) not in (int, float) or temperature:
+        return None
+    for name, value in values.items():
+        if name in _FREE or value is None:
+            continue
+        neutral = _NEUTRAL.get(name)
+        if value != neutral or (type(value) is bool) != (type(neutral) is bool):
+            return None
+    if path == CHAT and not _only_text(values.get("messages")):
+        return None
+    stops = values.get("stop") or ()
+    longest = max(map(len, [stops] if type(stops) is str else stops), default=1)
+    return StreamSoFar(path, values, longest - 1) if longest <= STOP_CHARS_MAX else None
+
+
+def _only_text(messages: Any) -> bool:
+    contents = [each.get("content") for each in messages if type(each) is dict] if type(messages) is list else [0]
+    parts = [part for each in contents if type(each) is list for part in each]
+    return all(each is None or type(each) in (str, list) for each in contents) and all(
+        type(part) is dict and part.get("type") == "text" for part in parts
+    )
+
+
+class StreamSoFar:
+    """The answer that the client has so far, which :meth:`passed` follows.
+
+    Places in the text are counted in characters. While stop strings are looked for, a server keeps back as many as the
+    longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
+
+    __slots__ = ("_back", "_chat", "_finished", "_given", "_head", "_ids", "_kept", "_lost", "_marks", "_more",
+                 "_place", "_prompt_ids", "_reasons", "_tail", "_values", "asked")  # fmt: skip
+
+    def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
+        self._chat, self._values, self._back = path == CHAT, values, back
+        self.asked = False
+        """True if a server was asked for its tokens."""
+        self._kept = 0 if values.get("include_stop_str_in_output") else back
+        self._prompt_ids = b""
+        self._ids = array("I")
+        """The generated tokens."""
+        self._marks = deque([(0, 0)])
+        """The places where text was told of one token: how many tokens there were then, and how much text the server
+        had told. The first one is the last from which a server that goes on would see each stop string that ends
+        later. At the start it gets the client's request, and makes all again."""
+        self._place = 0
+        """The place up to which the present server has told the text."""
+        self._given = 0
+        """The place up to which the client has it."""
+        self._tail = ""
+        """Its end, as far as it may come again."""
+        self._head: dict[str, Any] = {}
+        """The fields that all chunks have in common."""
+        self._lost = self._finished = self._reasons = False
+        self._more: int | None = None
+        """The number of tokens that the present server got with the prompt; None: it has the stream from the start."""
+
+    @property
+    def begun(self) -> bool:
+        """True if the client has a part of the answer."""
+        return bool(self._head)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self._ids.tolist()
+
+    @property
+    def can_go_on(self) -> bool:
+        """True if another server can go on with the stream. It cannot in the middle of what the model thinks: only the
+        server's route for chats tells that from the answer."""
+        if self._lost or self._finished or not self._prompt_ids:
+            return False
+        return not self._reasons or self._marks[0][0] > 0
+
+    def request(self) -> tuple[bytes, bytes | None]:
+        """Returns the path and the body for the server that goes on; no body if it gets the client's own."""
+        (count, told), values = self._marks[0], self._values
+        self._more = count
+        self._marks = deque([(count, told)])
+        del self._ids[count:]
+        self._place = told + self._kept if count else 0
+        if not count:
+            return (CHAT if self._chat else COMPLETION).encode(), None
+        asked = {name: values[name] for name in _CARRIED if name in values}
+        limit = values.get("max_completion_tokens") if self._chat else None
+        if limit is None:
+            limit = values.get("max_tokens", None if self._chat else COMPLETION_TOKENS)
+        asked["max_tokens"] = None if limit is None else max(1, limit - count)
+        asked["min_tokens"] = max(0, (values.get("min_tokens") or 0) - count)
+        ids = b",".join((self._prompt_ids, to_json(self.tokens)[1:-1]))
+        return COMPLETION.encode(), b'{"prompt":[%b],%b' % (ids, to_json(asked)[1:])
+
+    def passed(self, data: bytes) -> bytes:
+        """Returns what the client gets of these events. Raises :class:`Broke` if they say that the server gives up."""
+        told = []
+        try:
+            for event in filter(None, data.split(b"\n\n")):
+                told.append(self._event(event))  # noqa: PERF401  # what comes before an error counts
+        except Broke as error:
+            error.before = b"".join(told)
+            raise
+        return b"".join(told)
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(_EVENT):
+            return event + b"\n\n"
+        try:
+            chunk = from_json(event[len(_EVENT) - 1 :])
+        except ValueError:
+            self._lost = True
+            return _IDS.sub(b"", event)
+        if "error" in chunk and self.can_go_on:
+            raise Broke("The server gave the stream up.", begun=True)
+        more = self._more
+        if not self._head:
+            self._head = {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
+            if (found := _PROMPT_IDS.search(event)) is not None:
+                self._prompt_ids = found[1]
+        choices, choice, fresh = chunk.get("choices"), None, ""
+        if choices:
+            choice = choices[0]
+            if choice.get("finish_reason") in ("abort", "error") and self.can_go_on:
+                raise Broke("The server gave the stream up.", begun=True)
+            self._lost = self._lost or len(choices) > 1 or choice.get("index") != 0
+            fresh = self._follow(choice)
+        if more is None:
+            return _IDS.sub(b"", event) + b"\n\n"
+        if choice is not None and not self._as_before(choice, fresh):
+            return b""
+        for name in ("prompt_token_ids", "system_fingerprint"):
+            chunk.pop(name, None)
+        if usage := chunk.get("usage"):
+            usage["prompt_tokens"] -= more
+            usage["completion_tokens"] += more
+        return b"data: %b\n\n" % to_json({**chunk, **self._head})
+
+    def _follow(self, choice: Mapping[str, Any]) -> str:
+        """Takes note of a choice's tokens and text; returns the part of the text that the client does not have."""
+        ids, delta = choice.get("token_ids"), choice.get("delta") or {}
+        text = choice.get("text") or delta.get("content") or ""
+        if delta.get("tool_calls"):
+            self._lost = True
+        if delta.get("reasoning") or delta.get("reasoning_content"):
+            self._reasons = True
+        if ids:
+            self._ids.extend(ids)
+        elif text:
+            self._lost = True  # it came without its tokens
+        self._finished = choice.get("finish_reason") is not None
+        again = max(0, min(len(text), self._given - self._place))
+        if again and not self._again(text[:again]):
+            raise Broke("The server that went on with the stream made other text of it.", begun=True)
+        fresh = text[again:]
+        self._place += len(text)
+        self._given = max(self._given, self._place)
+        self._tail = (self._tail + fresh)[-2 * STOP_CHARS_MAX :]
+        if text and ids and len(ids) == 1:  # of several, the last one may be a part of a character that was not told
+            marks = self._marks
+            marks.append((len(self._ids), self._place))
+            while len(marks) > 1 and marks[1][1] <= self._given - self._back:
+                marks.popleft()
+        return fresh
+
+    def _again(self, text: str) -> bool:
+        """Returns whether this text, which comes again at the present place, is what the client has there."""
+        start = len(self._tail) - (self._given - self._place)
+        return self._tail.startswith(text[max(0, -start) :], max(0, start))
+
+    def _as_before(self, choice: dict[str, Any], fresh: str) -> bool:
+        """Makes of a choice what the first server would have said; returns whether there is anything to say."""
+        choice.pop("token_ids", None)
+        choice.pop("prompt_token_ids", None)
+        if not self._chat:
+            choice["text"] = fresh
+            return bool(fresh) or choice.get("finish_reason") is not None
+        delta = choice.setdefault("delta", {})
+        choice.pop("text", None)
+        delta.pop("role", None)
+        delta.pop("content", None)
+        if fresh:
+            delta["content"] = fresh
+        return bool(delta) or choice.get("finish_reason") is not None

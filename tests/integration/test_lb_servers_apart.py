@@ -1,0 +1,208 @@
+"""Prompts computed at one server and decoded at another, and streams that go on where their server is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from pinyon.api.common.v1 import common_pb2
+from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.messages.plan import open_plan
+from tests.integration.lb_harness import MODEL, spin
+from tests.integration.servers_parts import SECRET, ServerInstance, ServersBench, running_servers, tokens_of
+from tests.integration.upstream_parts import DONE, DROP, STALL, answers, says, streams
+
+PREFILL, DECODE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE
+LONG, SHORT = "a long prompt of many words " * 40, "hi"
+PROMPT, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def ask(prompt: Any = LONG, **fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 4, **fields}).encode()
+
+
+def plan_of(body: bytes) -> Any:
+    return open_plan(json.loads(body)["kv_transfer_params"]["pinyon"], SECRET)
+
+
+def apart(**prefill: Any) -> list[ServerInstance]:
+    return [ServerInstance("p", role=PREFILL, **prefill), ServerInstance("d", role=DECODE)]
+
+
+async def busy(server: ServerInstance) -> None:
+    """Makes the instance report that it decodes, so that a long prompt would keep others waiting there."""
+    load = conductor_pb2.InstanceLoad(running_requests=8, mean_batch=8, mean_tbt_ms=1, mean_kv_tokens=800)
+    await server.reporter.report(stored=(1,), load=load)
+
+
+# ---------------------------------------------------------------- prefill and decode apart
+
+
+async def test_a_long_prompt_is_computed_at_the_prefill_server() -> None:
+    servers = p, d = apart()
+    async with running_servers(*servers) as bench:
+        await busy(d)
+        assert (await bench.post(PROMPT, ask(priority=3, cache_salt="s"))).status == 200
+        (first,), (then,) = p.bodies, d.bodies
+        sent = json.loads(first)
+        assert sent["prompt"] == tokens_of({"prompt": LONG})
+        assert (sent["max_tokens"], sent["priority"], sent["model"]) == (1, 3, MODEL)
+        assert sent["cache_salt"] == json.loads(then)["cache_salt"]
+        plans = [plan_of(first), plan_of(then)]
+        assert plans[0].request_id == plans[1].request_id
+        for plan in plans:
+            assert (plan.placement.prefill_instance_id, plan.placement.decode_instance_id) == ("p", "d")
+        assert plans[1].placement.prefill_address == p.reporter.info.address
+        await bench.idle()
+
+
+async def test_a_short_prompt_stays_whole() -> None:
+    servers = p, d = apart()
+    async with running_servers(*servers) as bench:
+        await busy(d)
+        assert (await bench.post(PROMPT, ask(SHORT))).status == 200
+        assert not p.bodies
+        assert plan_of(d.bodies[0]).placement.prefill_instance_id == "d"
+
+
+async def test_where_nothing_is_decoded_a_long_prompt_stays_whole() -> None:
+    servers = p, _ = apart()
+    async with running_servers(*servers) as bench:
+        assert (await bench.post(PROMPT, ask())).status == 200
+        assert not p.bodies
+
+
+@pytest.mark.parametrize("answer", [answers(status=500), answers(status=429), answers(status=400), says(DROP)])
+async def test_a_prefill_that_fails_is_computed_at_decode(answer: Any) -> None:
+    servers = p, d = apart(answer=answer)
+    async with running_servers(*servers) as bench:
+        await busy(d)
+        assert (await bench.post(PROMPT, ask())).status == 200
+        assert len(p.bodies) == 1
+        placement = plan_of(d.bodies[0]).placement
+        assert (placement.prefill_instance_id, placement.ask_store, len(placement.fetches)) == ("d", True, 0)
+        await bench.idle()
+
+
+async def test_a_prefill_that_hangs_is_computed_at_decode() -> None:
+    servers = p, d = apart(answer=says(STALL))
+    async with running_servers(*servers, upstream_first_byte_s=0.2) as bench:
+        await busy(d)
+        assert (await bench.post(PROMPT, ask(stream=True))).status == 200
+        assert (len(p.bodies), len(d.bodies)) == (1, 1)
+        await bench.idle()
+
+
+async def test_a_prefill_that_lends_nothing_hands_over_by_the_store() -> None:
+    servers = _, d = apart(keeps_to_itself=True)
+    async with running_servers(*servers) as bench:
+        await busy(d)
+        assert (await bench.post(PROMPT, ask())).status == 200
+        placement = plan_of(d.bodies[0]).placement
+        assert (placement.prefill_instance_id, placement.prefill_address) == ("p", "")
+
+
+async def test_a_client_that_leaves_ends_the_prefill() -> None:
+    servers = p, d = apart(answer=says(STALL))
+    async with running_servers(*servers) as bench:
+        await busy(d)
+        call = asyncio.create_task(bench.post(PROMPT, ask()))
+        await spin(lambda: bool(p.bodies))
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await bench.idle()
+        assert not d.bodies
+
+
+# ---------------------------------------------------------------- streams that outlive their server
+
+
+def event(head: str, **choice: Any) -> bytes:
+    said = {"id": head, "object": "text_completion", "created": 1, "model": MODEL}
+    return f"data: {json.dumps({**said, 'choices': [{'index': 0, 'finish_reason': None, **choice}]})}\n\n".encode()
+
+
+def begins(*steps: Any) -> Any:
+    first = {"token_ids": [7], "prompt_token_ids": [1, 2, 3]}
+    return streams(event("a", text="one ", **first), event("a", text="two ", token_ids=[8]), *steps)
+
+
+GOES_ON = streams(event("b", text="three", token_ids=[9], finish_reason="length", prompt_token_ids=[1]), DONE)
+GREEDY = {"stream": True, "temperature": 0}
+
+
+def texts(body: bytes) -> list[str]:
+    return [json.loads(each[6:])["choices"][0]["text"] for each in body.decode().split("\n\n") if '"text"' in each]
+
+
+async def broken(bench: ServersBench, **fields: Any) -> bytes:
+    reply = await bench.post(PROMPT, ask(**fields))
+    assert reply.status == 200
+    await bench.idle()
+    return reply.body
+
+
+@pytest.mark.parametrize(
+    "end", [DROP, b'data: {"error":{"message":"dead"}}\n\n', event("a", text="", finish_reason="abort")]
+)
+async def test_a_greedy_stream_goes_on_at_another_server(end: Any) -> None:
+    servers = ServerInstance("i0", answer=begins(end)), ServerInstance("i1", answer=GOES_ON)
+    async with running_servers(*servers) as bench:
+        await servers[0].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=0))
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        body = await broken(bench, **GREEDY, stop_token_ids=[5])
+        assert texts(body) == ["one ", "two ", "three"]
+        assert body.endswith(DONE)
+        assert b"token_ids" not in body
+        assert body.count(b'"id":"a"') + body.count(b'"id": "a"') == 3
+        (sent,) = (json.loads(each) for each in servers[1].bodies)
+        assert sent["prompt"] == [1, 2, 3, 7, 8]
+        assert (sent["max_tokens"], sent["return_token_ids"], sent["stop_token_ids"]) == (2, True, [5])
+        assert plan_of(servers[1].bodies[0]).placement.decode_instance_id == "i1"
+        assert bench.gauge("resumes_total") == 1
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.7}, {"n": 2}, {"logprobs": 1}], ids=str)
+async def test_a_stream_that_is_not_exact_ends_with_an_error(fields: dict[str, Any]) -> None:
+    servers = ServerInstance("i0", answer=begins(DROP)), ServerInstance("i1", answer=begins(DROP))
+    async with running_servers(*servers) as bench:
+        body = await broken(bench, **GREEDY | fields)
+        assert len(texts(body)) == 2
+        assert b'"error"' in body
+        assert sum(len(each.bodies) for each in servers) == 1
+
+
+async def test_only_the_same_weights_go_on_with_a_stream() -> None:
+    other = ServerInstance("i1", answer=GOES_ON, model_fingerprint="others")
+    servers = ServerInstance("i0", answer=begins(DROP)), other
+    async with running_servers(*servers, placement_wait_s=0.3) as bench:
+        await other.reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        body = await broken(bench, **GREEDY)
+        assert b'"error"' in body
+        assert not other.bodies
+
+
+@pytest.mark.parametrize("answer", [answers(status=503), answers(status=400), says(DROP), answers()], ids=range(4))
+async def test_who_will_not_go_on_with_a_stream_ends_it_clearly(answer: Any) -> None:
+    servers = ServerInstance("i0", answer=begins(DROP)), ServerInstance("i1", answer=answer)
+    async with running_servers(*servers, placement_wait_s=0.3) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        body = await broken(bench, **GREEDY)
+        assert texts(body) == ["one ", "two "]
+        assert b'"error"' in body
+        assert body.endswith(DONE)
+
+
+async def test_a_stream_goes_on_more_than_once() -> None:
+    again = event("b", text="three ", token_ids=[9], prompt_token_ids=[1])
+    servers = [ServerInstance("i0", answer=begins(DROP)), ServerInstance("i1", answer=streams(again, DROP))]
+    servers.append(ServerInstance("i2", answer=GOES_ON))
+    async with running_servers(*servers) as bench:
+        for number, server in enumerate(servers):
+            await server.reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9 * number))
+        body = await broken(bench, **GREEDY, max_tokens=9)
+        assert texts(body) == ["one ", "two ", "three ", "three"]
+        assert json.loads(servers[2].bodies[0])["prompt"] == [1, 2, 3, 7, 8, 9]
