@@ -178,7 +178,7 @@ class Pool:
     last_row: int = field(init=False, repr=False, compare=False)
     """The largest row of the prefill instances."""
     hands_over: vec[bool] = field(init=False, repr=False, compare=False)
-    """For each prefill instance of a pool that is ``together``: whether another one decodes; else empty."""
+    """True for the prefill instances that hand KV over. Empty if none does, as in any pool that is not ``together``."""
 
     # Kept here and not by ``cached_property``, which mypyc compiles to a property without a cache.
     _place_of: Mapping[str, int] | None = field(init=False, repr=False, compare=False)

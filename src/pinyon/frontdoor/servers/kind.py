@@ -153,10 +153,11 @@ class _Attempt:
         plan = self._plan(forward, self._known, placement, prefill_ms)
         more: tuple[bytes, ...] = ()
         if so_far is not None and plan:  # a server with a connector, so it is vLLM
-            more, so_far.asked = (ASK,), True
+            more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
             if so_far.begun:
                 url, changed = so_far.request()
-                body = changed or body
+                if changed is not None:
+                    body, more = changed, (ASK,)
             else:
                 asks.fingerprint = self._known.info.model_fingerprint
         return await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)

@@ -1,8 +1,8 @@
 """A stream that outlives its server: another one gets the prompt and the tokens so far, and goes on.
 
-That is exact for greedy requests whose next token depends on nothing but the tokens before it. vLLM says which these
-are (``return_token_ids``): the load balancer asks for them, keeps them, and removes them from what the client sees. All
-other streams end with an error if their server goes away, as they always did."""
+That is exact for greedy requests whose next token depends on nothing but the tokens before it. vLLM names the tokens
+if it is asked to (``return_token_ids``). The load balancer keeps them, and removes them from what the client sees. All
+other streams end with an error if their server goes away."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ _FREE: Final = frozenset(
         *("messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "top_p", "top_k", "min_p", "seed"),
         *("cache_salt", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs"),
+        "return_token_ids",
     )
 )
 """The fields that a stream which can go on may have. ``top_p`` and the like are void where the likeliest is taken."""
@@ -54,7 +55,7 @@ def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
     temperature = values.get("temperature")
     if path not in (CHAT, COMPLETION) or values.get("stream") is not True:
         return None
-    if type(temperature) not in (int, float) or temperature:
+    if type(temperature) not in (int, float) or temperature or values.get("return_token_ids", True) is not True:
         return None
     for name, value in values.items():
         if name in _FREE or value is None:
@@ -83,17 +84,21 @@ class StreamSoFar:
     Places in the text are counted in characters. While stop strings are looked for, a server keeps back as many as the
     longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
 
-    __slots__ = ("_back", "_chat", "_finished", "_given", "_head", "_ids", "_kept", "_lost", "_marks", "_more",
-                 "_place", "_prompt_ids", "_reasons", "_tail", "_values", "asked")  # fmt: skip
+    __slots__ = ("_back", "_chat", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_lost", "_marks",
+                 "_more", "_place", "_prompt_ids", "_reasons", "_tail", "_values", "asked", "shows_tokens")  # fmt: skip
 
     def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
         self._chat, self._values, self._back = path == CHAT, values, back
+        self.shows_tokens = values.get("return_token_ids") is True
+        """True if the client itself has asked for tokens."""
         self.asked = False
         """True if a server was asked for its tokens."""
         self._kept = 0 if values.get("include_stop_str_in_output") else back
         self._prompt_ids = b""
         self._ids = array("I")
         """The generated tokens."""
+        self._given_ids = 0
+        """The number of tokens that the client has, or would have."""
         self._marks = deque([(0, 0)])
         """The places where text was told of one token: how many tokens there were then, and how much text the server
         had told. The first one is the last from which a server that goes on would see each stop string that ends
@@ -103,7 +108,7 @@ class StreamSoFar:
         self._given = 0
         """The place up to which the client has it."""
         self._tail = ""
-        """Its end, as far as it may come again."""
+        """The end of the client's text, as far as it may come again."""
         self._head: dict[str, Any] = {}
         """The fields that all chunks have in common."""
         self._lost = self._finished = self._reasons = False
@@ -163,7 +168,7 @@ class StreamSoFar:
             chunk = from_json(event[len(_EVENT) - 1 :])
         except ValueError:
             self._lost = True
-            return _IDS.sub(b"", event)
+            return event if self.shows_tokens else _IDS.sub(b"", event)
         if "error" in chunk and self.can_go_on:
             raise Broke("The server gave the stream up.", begun=True)
         more = self._more
@@ -171,7 +176,8 @@ class StreamSoFar:
             self._head = {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
             if (found := _PROMPT_IDS.search(event)) is not None:
                 self._prompt_ids = found[1]
-        choices, choice, fresh = chunk.get("choices"), None, ""
+        choices, choice = chunk.get("choices"), None
+        fresh: tuple[str, list[int]] = "", []
         if choices:
             choice = choices[0]
             if choice.get("finish_reason") in ("abort", "error") and self.can_go_on:
@@ -179,8 +185,8 @@ class StreamSoFar:
             self._lost = self._lost or len(choices) > 1 or choice.get("index") != 0
             fresh = self._follow(choice)
         if more is None:
-            return _IDS.sub(b"", event) + b"\n\n"
-        if choice is not None and not self._as_before(choice, fresh):
+            return (event if self.shows_tokens else _IDS.sub(b"", event)) + b"\n\n"
+        if choice is not None and not self._as_before(choice, *fresh):
             return b""
         for name in ("prompt_token_ids", "system_fingerprint"):
             chunk.pop(name, None)
@@ -189,18 +195,18 @@ class StreamSoFar:
             usage["completion_tokens"] += more
         return b"data: %b\n\n" % to_json({**chunk, **self._head})
 
-    def _follow(self, choice: Mapping[str, Any]) -> str:
-        """Takes note of a choice's tokens and text; returns the part of the text that the client does not have."""
-        ids, delta = choice.get("token_ids"), choice.get("delta") or {}
+    def _follow(self, choice: Mapping[str, Any]) -> tuple[str, list[int]]:
+        """Takes note of a choice's tokens and text; returns the part of each that the client does not have."""
+        ids, delta = choice.get("token_ids") or [], choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
         if delta.get("tool_calls"):
             self._lost = True
         if delta.get("reasoning") or delta.get("reasoning_content"):
             self._reasons = True
-        if ids:
-            self._ids.extend(ids)
-        elif text:
-            self._lost = True  # it came without its tokens
+        self._lost = self._lost or bool(text and not ids)  # it came without its tokens
+        fresh_ids = ids[max(0, self._given_ids - len(self._ids)) :]
+        self._ids.extend(ids)
+        self._given_ids = max(self._given_ids, len(self._ids))
         self._finished = choice.get("finish_reason") is not None
         again = max(0, min(len(text), self._given - self._place))
         if again and not self._again(text[:again]):
@@ -209,29 +215,32 @@ class StreamSoFar:
         self._place += len(text)
         self._given = max(self._given, self._place)
         self._tail = (self._tail + fresh)[-2 * STOP_CHARS_MAX :]
-        if text and ids and len(ids) == 1:  # of several, the last one may be a part of a character that was not told
+        if text and len(ids) == 1:  # of several, the last one may be a part of a character that was not told
             marks = self._marks
             marks.append((len(self._ids), self._place))
             while len(marks) > 1 and marks[1][1] <= self._given - self._back:
                 marks.popleft()
-        return fresh
+        return fresh, fresh_ids
 
     def _again(self, text: str) -> bool:
         """Returns whether this text, which comes again at the present place, is what the client has there."""
         start = len(self._tail) - (self._given - self._place)
         return self._tail.startswith(text[max(0, -start) :], max(0, start))
 
-    def _as_before(self, choice: dict[str, Any], fresh: str) -> bool:
+    def _as_before(self, choice: dict[str, Any], fresh: str, ids: list[int]) -> bool:
         """Makes of a choice what the first server would have said; returns whether there is anything to say."""
         choice.pop("token_ids", None)
         choice.pop("prompt_token_ids", None)
+        if self.shows_tokens:
+            choice["token_ids"] = ids
+        says = bool(fresh) or choice.get("finish_reason") is not None or (self.shows_tokens and bool(ids))
         if not self._chat:
             choice["text"] = fresh
-            return bool(fresh) or choice.get("finish_reason") is not None
+            return says
         delta = choice.setdefault("delta", {})
         choice.pop("text", None)
         delta.pop("role", None)
         delta.pop("content", None)
         if fresh:
             delta["content"] = fresh
-        return bool(delta) or choice.get("finish_reason") is not None
+        return says or bool(delta)
