@@ -68,6 +68,27 @@ class Block:
     block_hash: Any = None
     content: Any = None
     """The content: the salt and the tokens up to its end, or 'part'."""
+    next_free_block: Any = None
+
+
+class FreeQueue:
+    """The pool's free blocks as vLLM links them, the one that is handed out next first."""
+
+    def __init__(self, free: deque[Block]) -> None:
+        self._free = free
+
+    @property
+    def fake_free_list_head(self) -> Any:
+        head = types.SimpleNamespace(next_free_block=None)
+        last: Any = head
+        for block in self._free:
+            last.next_free_block = last = block
+        if self._free:
+            last.next_free_block = types.SimpleNamespace(block_hash=None, block_id=-1)
+        return head
+
+    def prepend_n(self, blocks: list[Block]) -> None:
+        self._free.extendleft(reversed(blocks))
 
 
 class BlockPool:
@@ -77,6 +98,7 @@ class BlockPool:
         self.enable_caching = True
         self.blocks = [Block(number) for number in range(count)]
         self.free: deque[Block] = deque(self.blocks[1:])
+        self.free_block_queue = FreeQueue(self.free)
         self.cached: dict[Any, Block] = {}
 
     def get_num_free_blocks(self) -> int:

@@ -376,7 +376,7 @@ async def test_prompts_that_make_no_sense_here_are_left_to_the_server(prompt: An
 # ---------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("answer", [answers(status=429), answers(status=503), says(DROP)])
+@pytest.mark.parametrize("answer", [answers(status=429), answers(status=500), answers(status=503), says(DROP)])
 async def test_a_request_goes_on_at_another_instance(answer) -> None:
     servers = [ServerInstance("i0", answer=answer), ServerInstance("i1")]
     async with running_servers(*servers) as bench:

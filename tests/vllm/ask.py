@@ -34,6 +34,35 @@ def ask(url: str, prompt: str | list[int], tokens: int = 16, model: str = "tiny"
     return Told(tuple(answer["choices"][0]["token_ids"]), time.perf_counter() - began, answer)
 
 
+def ask_stream(url: str, prompt: str | list[int], tokens: int = 16, model: str = "tiny", **fields: Any) -> Told:
+    """Asks for a greedy completion as a stream. Raises ``OSError`` and ``RuntimeError`` (a status, or an error in the
+    stream). The body is the last chunk, with the text of all."""
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "return_token_ids": True, **fields,
+    }  # fmt: skip
+    began = time.perf_counter()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ASK_S)
+    found: list[int] = []
+    told, last = "", {}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {response.read(300)!r}")
+        for line in response:
+            if line.startswith(b"data: {"):
+                last = json.loads(line[6:])
+                if "error" in last:
+                    raise RuntimeError(f"in the stream: {line[:300]!r}")
+                for choice in last["choices"]:
+                    found += choice["token_ids"]
+                    told += choice["text"]
+    finally:
+        connection.close()
+    return Told(tuple(found), time.perf_counter() - began, {**last, "text": told})
+
+
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = ASK_S) -> dict[str, Any]:
     """Returns the JSON answer. Raises ``RuntimeError`` for a status that is not 200."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)

@@ -9,16 +9,22 @@ import http.client
 import json
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import Process, await_ready
 from launch.vllm import START_S, VllmServer
-from tests.vllm.ask import ask, counter, get, prompts
+from tests.vllm.ask import ask, ask_stream, counter, get, prompts
+from tests.vllm.store_access import instance_of
 from tests.waiting import wait_until
 
 CALLERS = 8
@@ -28,6 +34,7 @@ LATE_S = 5.0
 TINY_KV = ("--kv-cache-memory-bytes", str(96 * 65536), "--max-model-len", "2048")
 """KV memory for 96 blocks: a few requests at a time, so that some are preempted."""
 FREEZE_S = 2.0
+DRAIN_S = 60.0
 
 
 @dataclass
@@ -63,7 +70,10 @@ class Soak:
         seed: int,
         aborts: float = 0.15,
         tokens: int = TOKENS,
+        say_draining: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Takes a function that tells a server by its name to take nothing new, for faults of the kind "drain"."""
+        self._say_draining = say_draining
         self._urls, self._tokens = urls, tokens
         self._expected = expected
         self._rng = random.Random(seed)
@@ -107,13 +117,28 @@ class Soak:
             self._stop.wait(FREEZE_S)
             process.signal(signal.SIGCONT)
             return
-        process.kill()
+        if kind == "drain":
+            self._drain(process)
+        else:
+            process.kill()
         self._stop.wait(0.5)
         process.start_again()
         end = time.monotonic() + restart_s
         while not process.announced():
             assert time.monotonic() < end, f"{process.name} does not come back{process.log_tail()}"
             time.sleep(0.05)
+
+    def _drain(self, process: Process) -> None:
+        """Ends a server as an operator does: it gets nothing new, and is told to end when it has nothing left."""
+        assert isinstance(process, VllmServer)
+        assert process.process is not None
+        self._say_draining(process.name)
+        until_s = time.monotonic() + DRAIN_S
+        while counter(process.url, "vllm:num_requests_running") + counter(process.url, "vllm:num_requests_waiting"):
+            assert time.monotonic() < until_s, f"{process.name} is not empty"
+            time.sleep(0.05)  # vLLM tells of no change
+        process.signal(signal.SIGTERM)
+        process.process.wait(DRAIN_S)
 
     def _call(self, seed: float) -> None:
         rng = random.Random(seed)
@@ -125,7 +150,7 @@ class Soak:
                 continue
             began_s = time.monotonic()
             try:
-                told = ask(url, prompt, self._tokens)
+                told = rng.choice((ask, ask_stream))(url, prompt, self._tokens)
             except (OSError, RuntimeError, http.client.HTTPException) as error:
                 with self._lock:
                     self.count.errors[str(error)[:120] or type(error).__name__] += 1
@@ -154,6 +179,24 @@ class Soak:
             connection.close()
         with self._lock:
             self.count.aborted += 1
+
+
+def small_cluster(model: str, *, apart: bool = False) -> ClusterSpec:
+    """Returns a cluster of servers with little memory; ``apart``: with a server for prompts, which gets all that it
+    can."""
+    more: dict[str, Any] = {"prefill": 1, "decode": 2, "mixed": 0, "placement": "pinyon:decodes=1000"} if apart else {}
+    return ClusterSpec(
+        **{"prefill": 0, "decode": 0, "mixed": 2, **more}, engine="vllm", model=model, store_mib=64,
+        extra={"vllm": TINY_KV},
+    )  # fmt: skip
+
+
+def set_draining(cluster: LocalCluster, name: str, draining: bool = True) -> None:
+    """Tells a server, as people do, that it gets no new requests, or gets them again."""
+    address = instance_of(cluster, name).address
+    command = [sys.executable, "-m", "pinyon.cli", "admin", "worker", address, f"draining={str(draining).lower()}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def expected_answers(server: VllmServer, count: int, seed: int) -> dict[str, tuple[int, ...]]:
@@ -190,6 +233,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--direct", action="store_true", help="ask the servers, not the load balancer")
+    parser.add_argument("--apart", action="store_true", help="one server for prompts and two that decode")
     parser.add_argument("--spare", action="store_true", help="kill no server of vLLM, which takes a minute to start")
     arguments = parser.parse_args()
     from launch import vllm
@@ -203,11 +247,8 @@ def main() -> None:
         await_ready([alone], time.monotonic() + START_S)
         expected = expected_answers(alone, arguments.prompts, arguments.seed)
         alone.kill()
-    spec = ClusterSpec(
-        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=64, extra={"vllm": TINY_KV}
-    )
-    with LocalCluster(spec) as cluster:
-        servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
+    with LocalCluster(small_cluster(str(model), apart=arguments.apart)) as cluster:
+        servers = [each for each in cluster.services.values() if isinstance(each, VllmServer)]
         urls = [server.url for server in servers] if arguments.direct else [cluster.http]
         faults: list[tuple[str, Process]] = [
             (kind, process)
@@ -216,8 +257,8 @@ def main() -> None:
         ]
         faults += [("freeze", server) for server in servers]
         if not (arguments.direct or arguments.spare):
-            faults.append(("kill", servers[0]))
-        soak = Soak(urls, expected, arguments.seed)
+            faults += [("kill", servers[-1]), ("drain", servers[-1])]
+        soak = Soak(urls, expected, arguments.seed, say_draining=partial(set_draining, cluster))
         count = soak.run(arguments.seconds, faults, START_S)
         print(f"seed {arguments.seed}: {count.equal} equal, {len(count.different)} different, {count.aborted} aborted")
         hung = sum(without_s > LATE_S for _, without_s, _ in count.late)

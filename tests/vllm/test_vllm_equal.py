@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from launch.cluster import ClusterSpec, LocalCluster
+from launch.cluster import LocalCluster
 from launch.process import Process
 from launch.vllm import START_S, VllmServer
 from tests.vllm import soak
 from tests.vllm.ask import ask, counter, get, post, prompts
-from tests.vllm.store_access import instance_of, listed
+from tests.vllm.store_access import listed
 
 SEED = 41
 PROMPTS = 200
@@ -55,11 +55,8 @@ def _counted(server: VllmServer) -> tuple[float, float]:
 
 def test_a_drained_server_gets_nothing_until_it_is_taken_back(suite: LocalCluster, servers: list[VllmServer]) -> None:
     away, other = servers
-    address = instance_of(suite, away.name).address
     for draining in (True, False):
-        command = [sys.executable, "-m", "pinyon.cli", "admin", "worker", address, f"draining={str(draining).lower()}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
+        soak.set_draining(suite, away.name, draining)
         until_s = time.monotonic() + 30
         while listed(suite, away.name).load.draining is not draining:
             assert time.monotonic() < until_s
@@ -154,11 +151,8 @@ def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster)
 
 
 def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, alone: VllmServer) -> None:
-    spec = ClusterSpec(
-        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=64, extra={"vllm": soak.TINY_KV}
-    )
     known = answers(alone.url, SEED, 60)
-    with LocalCluster(spec) as cluster:
+    with LocalCluster(soak.small_cluster(str(model))) as cluster:
         servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
         faults: list[tuple[str, Process]] = [
             (kind, process)

@@ -35,6 +35,9 @@ class CachedBlocks:
     def holds(self, key: BlockKey) -> bool:
         return key in self._holders
 
+    def key_of(self, block: int) -> BlockKey | None:
+        return self._key_of.get(block)
+
     def fill(self, block: int, key: BlockKey) -> None:
         """Notes that the block has this content."""
         if self._key_of.get(block) == key:

@@ -51,8 +51,8 @@ class SaveJob:
     """Complete blocks to be put into the store. They are pinned until every rank has said that the job is done."""
 
     job_id: int
-    first: int
-    """The place of the first block in its prompt."""
+    places: list[int]
+    """The place of each block in its prompt."""
     keys: list[BlockKey]
     blocks: list[int]
     request_class: RequestClass = UNKNOWN_CLASS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,8 @@ COUNTED = {
 """The counts, with their meanings."""
 SAVES_MAX = 4096
 """The maximum number of save jobs that are not done."""
+DROPS_MAX = 16
+"""The number of blocks that are offered to the store at a time because vLLM will drop them next."""
 
 _log = get_logger("vllm.scheduler")
 
@@ -110,6 +112,10 @@ class SchedulerSide:
         self._pinned: dict[int, tuple[list[Any], int]] = {}
         """The save jobs that are not done: vLLM's blocks, and the ranks that have not reported."""
         self._pinned_blocks = 0
+        self._drops: set[int] = set()
+        """The save jobs of blocks that vLLM will drop next; they become free as such again."""
+        self._whose: dict[int, tuple[int, RequestClass]] = {}
+        """For blocks that were not offered as such: the place in the last prompt that had it, and whose that was."""
         self._invalid: set[int] = set()
         """The targets of loads that a rank could not load."""
         self._refused: set[str] = set()
@@ -300,6 +306,8 @@ class SchedulerSide:
                     begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
+                if self._saves and not self._drops:
+                    self._offer_drops(jobs)
         if scheduled:
             self._steps += 1
             jobs.step = self._steps
@@ -319,10 +327,13 @@ class SchedulerSide:
             prompt.table = list(blocks) if whole else prompt.table + list(blocks)
             if whole:
                 prompt.done = computed // size
+                self._used(prompt, 0, blocks[: prompt.done])
 
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""
         self.cached.empty_all(blocks)
+        for block in blocks:
+            self._whose.pop(block, None)
         jobs.overwritten += blocks  # all of them: vLLM may have forgotten some that are still lent
 
     def _preempted(self, prompt: EnginePrompt) -> None:
@@ -344,15 +355,48 @@ class SchedulerSide:
         known = [self.cached.holds(key) for key in keys]
         for block, key in zip(blocks, keys, strict=True):
             self.cached.fill(block, key)
-        if not self._saves or prompt.request_class.no_store or all(known):
-            return
+        self._used(prompt, first, blocks)
+        if self._saves and not prompt.request_class.no_store and not all(known):
+            self._save(jobs, range(first, end), keys, blocks, prompt.request_class)
+
+    def _used(self, prompt: EnginePrompt, first: int, blocks: Sequence[int]) -> None:
+        """Notes whose content blocks have, for the store's policies when vLLM drops them."""
+        if self._saves and not prompt.request_class.no_store:
+            for place, block in enumerate(blocks, first):
+                self._whose[block] = place, prompt.request_class
+
+    def _offer_drops(self, jobs: StepJobs) -> None:
+        """Offers the blocks that vLLM will drop next to the store, which copies what it does not have (any more)."""
+        block = self.pool.free_block_queue.fake_free_list_head.next_free_block
+        found: dict[RequestClass, list[tuple[int, bytes, int]]] = {}
+        for _ in range(DROPS_MAX):
+            if block is None or block.block_hash is None:  # the first free ones hold nothing
+                break
+            key, whose = self.cached.key_of(block.block_id), self._whose.pop(block.block_id, None)
+            if key is not None and whose is not None:
+                found.setdefault(whose[1], []).append((whose[0], key, block.block_id))
+            block = block.next_free_block
+        for request_class, each in found.items():
+            places, keys, blocks = zip(*each, strict=True)
+            self._drops.update(self._save(jobs, places, keys, blocks, request_class))
+
+    def _save(
+        self,
+        jobs: StepJobs,
+        places: Iterable[int],
+        keys: Iterable[bytes],
+        blocks: Sequence[int],
+        request_class: RequestClass,
+    ) -> list[int]:
+        """Makes a save job, and returns its number; none if too many blocks wait."""
         if len(self._pinned) >= SAVES_MAX or self._pinned_blocks + len(blocks) > self._share * len(self.pool.blocks):
             self.counts["unsaved_blocks"] += len(blocks)
-            return
-        job = SaveJob(next(self._jobs), first, keys, blocks, prompt.request_class)
+            return []
+        job = SaveJob(next(self._jobs), list(places), list(keys), list(blocks), request_class)
         self._pinned[job.job_id] = self._pin(blocks), self._ranks
         self._pinned_blocks += len(blocks)
         jobs.saves.append(job)
+        return [job.job_id]
 
     def _pin(self, blocks: Sequence[int]) -> list[Any]:
         pinned = [self.pool.blocks[block] for block in blocks]
@@ -384,7 +428,13 @@ class SchedulerSide:
             del self._pinned[job_id]
             self._pinned_blocks -= len(blocks)
             self.counts["offered_blocks"] += len(blocks)
-            self.pool.free_blocks(reversed(blocks))
+            if job_id in self._drops:
+                self._drops.discard(job_id)
+                for block in blocks:
+                    block.ref_cnt -= 1
+                self.pool.free_block_queue.prepend_n([block for block in blocks if not block.ref_cnt])
+            else:
+                self.pool.free_blocks(reversed(blocks))
 
     def _loaded_at_a_rank(self, loaded: Loaded) -> None:
         entry = self._loading.get(loaded.job_id)
@@ -446,6 +496,7 @@ class SchedulerSide:
         """Makes all content void: from now on, keys are of another space."""
         with self.lock:
             self.cached.clear()
+        self._whose.clear()
         self._space = space
         for prompt in self.prompts.values():  # they go on, but what they hold is of neither space
             self.times.ended(prompt.times)

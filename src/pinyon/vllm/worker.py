@@ -206,9 +206,10 @@ class WorkerSide:
         await passed(fence)
         keys = shard_keys(job.keys, self._rank, self._ranks)
         objects = [(key, self._memory.kv.pieces(block)) for key, block in zip(keys, job.blocks, strict=True)]
-        places = range(job.first, job.first + len(keys))
         size = self._memory.kv.object_bytes
-        outcomes = await asyncio.wrap_future(self._store.put(objects, size, self._store_s, job.request_class, places))
+        outcomes = await asyncio.wrap_future(
+            self._store.put(objects, size, self._store_s, job.request_class, job.places)
+        )
         if all(each in (PutOutcome.FAILED, PutOutcome.NO_SPACE) for each in outcomes):
             self._pauses.failed("store", self._clock())
         else:

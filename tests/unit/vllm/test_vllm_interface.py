@@ -47,7 +47,7 @@ def test_sources_and_layouts_survive_pickling() -> None:
 
 def test_jobs_and_news_survive_vllm_s_pickling() -> None:
     jobs = StepJobs(
-        [LoadJob(1, "r", 0, [b"k" * 16], [3], ())], [SaveJob(2, 0, [b"k" * 16], [4])], [5], [(b"k" * 16, 4)]
+        [LoadJob(1, "r", 0, [b"k" * 16], [3], ())], [SaveJob(2, [0], [b"k" * 16], [4])], [5], [(b"k" * 16, 4)]
     )
     again = pickle.loads(pickle.dumps(jobs))
     assert (again.loads, again.saves, again.overwritten, again.complete) == (

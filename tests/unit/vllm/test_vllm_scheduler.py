@@ -12,7 +12,9 @@ import pytest
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.block_keys import salt_of
 from pinyon.core.orders import FetchSpan, KvSource
+from pinyon.core.request import RequestClass
 from pinyon.messages.plan import seal_plan
+from pinyon.messages.request_class import class_to_proto
 from pinyon.vllm.jobs import StepJobs, StepNews
 from pinyon.vllm.prompt_keys import KeySpace, PromptKeys
 from pinyon.vllm.scheduler import SchedulerSide
@@ -152,6 +154,113 @@ def test_saves_are_pinned_until_all_ranks_are_done_and_are_few() -> None:
     place.output = {"kv_connector_worker_meta": StepNews({job.job_id: 1})}
     place.engine.step()
     assert not place.side.saving
+
+
+def saved(place: Place) -> None:
+    """Makes all save jobs so far end with the next step."""
+    place.output = {"kv_connector_worker_meta": StepNews({job.job_id: 1 for jobs in place.jobs for job in jobs.saves})}
+    place.engine.step()
+
+
+def dropping(place: Place, **whose: Any) -> list[int]:
+    """Fills the pool with a request of this class until its blocks are next to be dropped; returns them."""
+    plan = worker_pb2.Plan(request_id="p", request_class=class_to_proto(RequestClass(**whose)))
+    params = {"pinyon": seal_plan(plan.SerializeToString(), SECRET)}
+    place.engine.add(Request("r", list(range(100, 112)), 1, kv_transfer_params=params))
+    place.asked[-1][1].set_result(())
+    place.engine.step()
+    held = [block.block_id for block in place.engine.requests["r"].blocks]
+    place.engine.abort("r")
+    saved(place)
+    queue = place.pool.free
+    while queue[0].block_hash is None:
+        queue.rotate(-1)
+    assert [block.block_id for block in list(queue)[:3]] == held[2::-1]
+    return held
+
+
+def test_what_vllm_drops_next_is_offered_once_with_whose_it_was() -> None:
+    place = Place(saves=True)
+    held = dropping(place, kind="chat", turn=3, session="s")
+    place.jobs.clear()
+    place.engine.step()
+    (job,) = place.jobs[0].saves
+    assert (job.blocks, job.places) == (held[2::-1], [2, 1, 0])
+    assert (job.request_class.kind, job.request_class.turn, job.request_class.session) == ("chat", 3, "s")
+    saved(place)
+    assert [block.block_id for block in list(place.pool.free)[:3]] == held[2::-1], "they are dropped next as before"
+    assert not place.side.pins
+    place.jobs.clear()
+    place.engine.step()
+    assert not place.jobs[0].saves
+
+
+def test_what_the_store_must_not_keep_is_not_offered() -> None:
+    place = Place(saves=True)
+    dropping(place, no_store=True)
+    assert not any(jobs.saves for jobs in place.jobs)
+
+
+def test_what_is_used_again_is_offered_again_for_its_last_user() -> None:
+    place = Place(saves=True)
+    dropping(place, kind="chat")
+    place.engine.step()
+    saved(place)
+    place.jobs.clear()
+    place.engine.add(Request("s", list(range(100, 113)), 1))
+    place.engine.step()
+    place.engine.abort("s")
+    while place.pool.free[0].block_hash is None:
+        place.pool.free.rotate(-1)
+    place.engine.step()
+    offered = [job for jobs in place.jobs for job in jobs.saves]
+    assert {block for job in offered for block in job.places} >= {0, 1, 2}
+    assert all(job.request_class.kind == "" for job in offered)
+
+
+def apart(*, address: str = "p:1") -> dict[str, Any]:
+    """Returns the parameters of a request whose prompt ``p`` was to compute, and which ``x`` decodes."""
+    plan = worker_pb2.Plan(request_id="q", prefill_ms=250)
+    placement = plan.placement
+    placement.policy, placement.prefill_instance_id, placement.prefill_address = "pinyon", "p", address
+    placement.decode_instance_id, placement.decode_address = "x", "x:1"
+    return {"pinyon": seal_plan(plan.SerializeToString(), SECRET)}
+
+
+def test_a_prompt_computed_elsewhere_is_fetched_from_there(place: Place) -> None:
+    asked = request(kv_transfer_params=apart())
+    place.side.arrived(asked)
+    assert not place.asked
+    assert place.side.matched(asked, SIZE) == (2 * SIZE, True)
+    assert place.side.prompts["r"].offer[2] == (FetchSpan("p", "p:1", KvSource.PEER, 1, 3),)
+    times = place.side.prompts["r"].times
+    assert (times.computes, times.decodes, times.before_s) == (False, True, 0.25)
+
+
+def test_a_prompt_for_another_is_no_decode_here(place: Place) -> None:
+    place.side.times.instance_id = "p"
+    asked = request(kv_transfer_params=apart())
+    place.side.arrived(asked)
+    times = place.side.prompts["r"].times
+    assert (times.computes, times.decodes) == (True, False)
+    assert place.side.matched(asked, 0) == (0, False)
+
+
+def test_what_is_being_stored_is_waited_for(place: Place) -> None:
+    asked = request(kv_transfer_params=apart(address=""))
+    place.side.arrived(asked)
+    place.asked[0][1].set_result(())
+    assert place.side.matched(asked, 0) == (None, False)
+    place.asked[1][1].set_result((STORE,))
+    assert place.side.matched(asked, 0) == (12, True)
+
+
+def test_what_is_never_stored_is_computed_in_time(place: Place) -> None:
+    asked = request(kv_transfer_params=apart(address=""))
+    place.side.arrived(asked)
+    place.asked[0][1].set_result(())
+    place.now_s = 0.2
+    assert place.side.matched(asked, 0) == (0, False)
 
 
 def planned(*spans: tuple[int, int]) -> worker_pb2.Plan:

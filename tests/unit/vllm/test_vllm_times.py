@@ -52,6 +52,23 @@ def test_the_first_of_several_choices_reports_for_all() -> None:
     assert list(times.take().ended_decode_request_ids) == ["p"]
 
 
+@pytest.mark.parametrize("decodes", [False, True])
+def test_each_side_of_a_pair_reports_its_part(decodes: bool) -> None:
+    times = Times("x", 4)
+    request = RequestTimes(1.0, 8, "p", 7, computes=not decodes, decodes=decodes, before_s=2.0)
+    times.arrived(request)
+    times.step(1, 3.0, [(request, 4, 4)], 1, 0, 0)
+    times.step_ended(1, 3.5)
+    times.ended(request)
+    news = times.take()
+    part = ["p"] if decodes else []
+    assert list(news.begun_decode_request_ids) == list(news.ended_decode_request_ids) == part
+    part = [] if decodes else ["p"]
+    assert list(news.begun_prefill_request_ids) == list(news.ended_prefill_request_ids) == part
+    assert [each.ttft_us for each in news.first_tokens] == ([4_500_000] if decodes else [])
+    assert len(news.prefills) == 1
+
+
 def test_news_of_another_step_ends_none() -> None:
     times, request = Times("x", 4), placed()
     times.arrived(request)

@@ -93,7 +93,7 @@ class Rank:
         return received, failed
 
     def save(self, *numbers: int) -> None:
-        self.side.end(StepJobs(saves=[SaveJob(number, 0, KEYS[:1], [number]) for number in numbers]))
+        self.side.end(StepJobs(saves=[SaveJob(number, [0], KEYS[:1], [number]) for number in numbers]))
 
     def until_saved(self, *numbers: int) -> None:
         def all_of_them() -> bool:
@@ -186,7 +186,7 @@ def test_saves_that_wait_too_long_are_dropped(rank: Rank) -> None:
 def test_a_put_waits_for_the_device_to_compute(rank: Rank) -> None:
     computed = threading.Event()
     rank.memory.fence = lambda: computed.wait  # type: ignore[method-assign]
-    jobs = StepJobs(saves=[SaveJob(1, 0, KEYS[:1], [1])], complete=[(KEYS[0], 1)])
+    jobs = StepJobs(saves=[SaveJob(1, [0], KEYS[:1], [1])], complete=[(KEYS[0], 1)])
     rank.side.end(jobs)
     assert rank.side.news() is None
     assert not rank.store.puts

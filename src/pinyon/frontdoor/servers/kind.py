@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
@@ -21,7 +21,7 @@ from pinyon.frontdoor.servers.prefill import compute_prompt, whole
 from pinyon.frontdoor.servers.request import ServerRequest
 from pinyon.frontdoor.servers.so_far import ASK, HELD_BYTES_MAX
 from pinyon.frontdoor.upstreams.forward import Forward
-from pinyon.frontdoor.upstreams.kind import ExchangeKind, Targets
+from pinyon.frontdoor.upstreams.kind import NO_ROOM, ExchangeKind, Targets
 from pinyon.frontdoor.upstreams.passing import Passing
 from pinyon.messages.plan import PLAN_CHARS_MAX, seal_plan
 from pinyon.routing.target import Target
@@ -36,6 +36,9 @@ _GONE: Final = "No instance of this model is there any more."
 class HttpInstanceKind(ExchangeKind):
     """The :class:`pinyon.frontdoor.request_loop.TargetKind` of requests for instances with a server. Where they go is
     decided ``by_keys``, by a conductor if there is one, or else ``by_text``, here. Plans are sealed with ``secret``."""
+
+    elsewhere: ClassVar[frozenset[int]] = NO_ROOM | {500}
+    """A server whose engine has ended says 500 until it ends, too."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from pinyon.core.clock import Clock
 from pinyon.core.errors import PinyonError, ResourceExhausted
@@ -56,6 +56,9 @@ class ExchangeKind:
     """The part that kinds of target have in common whose attempts are HTTP exchanges. A stream must begin within
     ``first_byte_s``."""
 
+    elsewhere: ClassVar[frozenset[int]] = NO_ROOM
+    """The statuses after which another server is asked."""
+
     def __init__(self, models: ServedModels, limits: LoopLimits, first_byte_s: float, clock: Clock) -> None:
         self.models, self.limits, self.first_byte_s, self.clock = models, limits, first_byte_s, clock
 
@@ -80,7 +83,7 @@ class ExchangeKind:
             answer = await targets.exchange(name, forward, first_byte_s)
             try:
                 self.got_answer(forward, answer.status)
-                if answer.status in NO_ROOM:
+                if answer.status in self.elsewhere:
                     await self._refused(forward, answer, targets)
                     return
                 forward.passing = self.passing(forward, answer)

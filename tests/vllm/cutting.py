@@ -1,0 +1,77 @@
+"""A proxy in front of a server that cuts streams in the middle, as a server does that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+
+CONTINUES = b'"prompt":['
+"""What only requests contain that go on with a stream."""
+
+
+class CuttingProxy:
+    """The proxy, in a thread of its own: :meth:`start` → ``close``. It cuts each stream that is not continued once it
+    has passed on a random number of bytes, below ``bytes_max``."""
+
+    def __init__(self, host: str, port: int, target: int, seed: int, bytes_max: int) -> None:
+        self._host, self._port, self._target = host, port, target
+        self._rng, self._max = random.Random(seed), bytes_max
+        self.cuts = 0
+        self.cutting = False
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(asyncio.start_server(self._serve, self._host, self._port))
+        self._ready.set()
+        self._loop.run_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            theirs, ours = await asyncio.open_connection(self._host, self._target)
+        except OSError:
+            writer.close()
+            return
+        left = [0]
+
+        async def up() -> None:
+            while data := await reader.read(1 << 16):
+                if b"POST /v1/" in data:
+                    left[0] = 0
+                if b'"stream":' in data.replace(b" ", b"") and self.cutting:
+                    left[0] = 0 if CONTINUES in data else self._rng.randrange(300, self._max)
+                ours.write(data)
+
+        async def down() -> None:
+            while data := await theirs.read(1 << 16):
+                if left[0] and len(data) >= left[0]:
+                    self.cuts += 1
+                    writer.write(data[: left[0]])
+                    return
+                left[0] -= len(data) if left[0] else 0
+                writer.write(data)
+
+        try:
+            tasks = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            writer.close()
+            ours.close()

@@ -1,0 +1,145 @@
+"""One vLLM server for prompts and two that decode answer as one alone does, also where streams lose their server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import cluster as launching
+from launch.cluster import LocalCluster
+from launch.process import Process
+from launch.vllm import START_S, VllmServer
+from tests.vllm import soak
+from tests.vllm.ask import ask, ask_stream, counter, prompts
+from tests.vllm.cutting import CuttingProxy
+from tests.waiting import wait_until
+
+SEED = 42
+PROMPTS = 200
+TOKENS = 24
+SOAK_S = 60.0
+STREAM_BYTES = 6000
+"""About what a stream of so many tokens has."""
+
+
+@pytest.fixture(scope="module")
+def proxies() -> Iterator[list[CuttingProxy]]:
+    made: list[CuttingProxy] = []
+    yield made
+    for proxy in made:
+        proxy.close()
+
+
+@pytest.fixture(scope="module")
+def pairs(model: Path, proxies: list[CuttingProxy]) -> Iterator[LocalCluster]:
+    """A suite with a server for prompts and two that decode, each behind a proxy that can cut its streams."""
+
+    class ProxiedServer(VllmServer):
+        def __init__(self, name: str, model: Path, served: str, host: str, port: int, connector: Any, *more: Any):
+            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), STREAM_BYTES)
+            proxy.start()
+            proxies.append(proxy)
+            super().__init__(name, model, served, host, port, {**connector, "server_url": proxy.url}, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PINYON_VLLM_LOOK_S", "5")
+        patch.setenv("PINYON_VLLM_LOAD_S", "20")
+        patch.setattr(launching.vllm, "VllmServer", ProxiedServer)
+        cluster = LocalCluster(soak.small_cluster(str(model), apart=True))
+        cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def expected(alone: VllmServer) -> dict[str, tuple[int, ...]]:
+    return {prompt: ask(alone.url, prompt, TOKENS).tokens for prompt in prompts(SEED, PROMPTS)}
+
+
+def servers(cluster: LocalCluster, role: str = "") -> list[VllmServer]:
+    return [each for each in cluster.services.values() if isinstance(each, VllmServer) and each.name.startswith(role)]
+
+
+def resumes(cluster: LocalCluster) -> float:
+    return counter(f"http://{cluster.services['lb-0'].endpoints['metrics']}", "pinyon_lb_resumes_total")
+
+
+def test_prompts_computed_apart_give_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
+    with ThreadPoolExecutor(8) as callers:
+        told = list(callers.map(lambda prompt: ask(pairs.http, prompt, TOKENS).tokens, expected))
+    assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
+    (prefill,) = servers(pairs, "prefill")
+    computed = counter(prefill.url, "vllm:request_success_total")
+    loaded = sum(counter(each.url, "vllm:external_prefix_cache_hits_total") for each in servers(pairs, "decode"))
+    print(f"{computed:g} of {PROMPTS} prompts computed apart, {loaded:g} tokens loaded")
+    assert computed > PROMPTS / 4
+    assert loaded
+
+
+def test_streams_that_are_cut_give_equal_tokens(
+    pairs: LocalCluster, proxies: list[CuttingProxy], expected: dict[str, tuple[int, ...]]
+) -> None:
+    before = resumes(pairs)
+    for proxy in proxies:
+        proxy.cutting = True
+    with ThreadPoolExecutor(8) as callers:
+        told = list(callers.map(lambda prompt: ask_stream(pairs.http, prompt, TOKENS).tokens, expected))
+    for proxy in proxies:
+        proxy.cutting = False
+    went_on = resumes(pairs) - before
+    print(f"{went_on:g} of {PROMPTS} streams went on elsewhere")
+    assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
+    assert went_on > PROMPTS / 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_streams_outlive_a_server_that_ends(
+    pairs: LocalCluster, expected: dict[str, tuple[int, ...]], number: signal.Signals
+) -> None:
+    ending, before = servers(pairs, "decode")[-1], resumes(pairs)
+    known = list(expected)[:8]
+    long = {prompt: ask(pairs.http, prompt, 300).tokens for prompt in known}
+    told: dict[str, tuple[int, ...]] = {}
+
+    def stream(prompt: str) -> None:
+        told[prompt] = ask_stream(pairs.http, prompt, 300).tokens
+
+    callers = [threading.Thread(target=stream, args=(prompt,)) for prompt in known]
+    for caller in callers:
+        caller.start()
+    wait_until(lambda: counter(ending.url, "vllm:num_requests_running") >= 1, "it has a stream", poll_s=0.02)
+    ending.signal(number)
+    for caller in callers:
+        caller.join()
+    assert told == long
+    assert resumes(pairs) > before
+    ending.kill()
+    ending.start_again()
+    wait_until(ending.announced, "it is back", timeout_s=START_S, poll_s=0.1)
+
+
+def test_a_soak_of_pairs_leaves_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
+    known = dict(list(expected.items())[:60])
+    faults: list[tuple[str, Process]] = [
+        (kind, process)
+        for process in (*pairs.of_kind("kvstore"), *pairs.of_kind("conductor"))
+        for kind in ("kill", "freeze")
+    ]
+    last = servers(pairs, "decode")[-1]
+    faults += [*(("freeze", server) for server in servers(pairs)), ("kill", last), ("drain", last)]
+    draining = partial(soak.set_draining, pairs)
+    count = soak.Soak([pairs.http], known, SEED, tokens=TOKENS, say_draining=draining).run(SOAK_S, faults, START_S)
+    print(count)
+    assert count.equal > 50
+    assert not count.different
+    assert not count.errors
+    soak.at_rest(pairs, servers(pairs))
