@@ -7,16 +7,16 @@ import random
 import threading
 
 CONTINUES = b'"prompt":['
-"""What only requests contain that go on with a stream."""
+"""The bytes that only requests have which go on with a stream."""
 
 
 class CuttingProxy:
-    """The proxy, in a thread of its own: :meth:`start` → ``close``. It cuts each stream that is not continued once it
-    has passed on a random number of bytes, below ``bytes_max``."""
+    """The proxy, in a thread of its own: :meth:`start` → ``close``. It cuts each stream that is not continued behind a
+    random event, one of the first ``events_max``."""
 
-    def __init__(self, host: str, port: int, target: int, seed: int, bytes_max: int) -> None:
+    def __init__(self, host: str, port: int, target: int, seed: int, events_max: int) -> None:
         self._host, self._port, self._target = host, port, target
-        self._rng, self._max = random.Random(seed), bytes_max
+        self._rng, self._max = random.Random(seed), events_max
         self.cuts = 0
         self.cutting = False
         self._loop = asyncio.new_event_loop()
@@ -54,16 +54,18 @@ class CuttingProxy:
                 if b"POST /v1/" in data:
                     left[0] = 0
                 if b'"stream":' in data.replace(b" ", b"") and self.cutting:
-                    left[0] = 0 if CONTINUES in data else self._rng.randrange(300, self._max)
+                    left[0] = 0 if CONTINUES in data else self._rng.randint(1, self._max)
                 ours.write(data)
 
         async def down() -> None:
             while data := await theirs.read(1 << 16):
-                if left[0] and len(data) >= left[0]:
+                events = data.count(b"\n\n")
+                if left[0] and events >= left[0]:
                     self.cuts += 1
-                    writer.write(data[: left[0]])
+                    first = b"\n\n".join(data.split(b"\n\n")[: left[0]])
+                    writer.write(data[: len(first) + 2 + self._rng.randrange(40)])
                     return
-                left[0] -= len(data) if left[0] else 0
+                left[0] -= min(left[0], events)
                 writer.write(data)
 
         try:

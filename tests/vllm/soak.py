@@ -70,10 +70,10 @@ class Soak:
         seed: int,
         aborts: float = 0.15,
         tokens: int = TOKENS,
-        say_draining: Callable[[str], None] = lambda _: None,
+        take_away: Callable[[Process], None] = lambda _: None,
     ) -> None:
-        """Takes a function that tells a server by its name to take nothing new, for faults of the kind "drain"."""
-        self._say_draining = say_draining
+        """Takes the function for faults of the kind "drain", such as :func:`drain`."""
+        self._take_away = take_away
         self._urls, self._tokens = urls, tokens
         self._expected = expected
         self._rng = random.Random(seed)
@@ -118,7 +118,7 @@ class Soak:
             process.signal(signal.SIGCONT)
             return
         if kind == "drain":
-            self._drain(process)
+            self._take_away(process)
         else:
             process.kill()
         self._stop.wait(0.5)
@@ -127,18 +127,6 @@ class Soak:
         while not process.announced():
             assert time.monotonic() < end, f"{process.name} does not come back{process.log_tail()}"
             time.sleep(0.05)
-
-    def _drain(self, process: Process) -> None:
-        """Ends a server as an operator does: it gets nothing new, and is told to end when it has nothing left."""
-        assert isinstance(process, VllmServer)
-        assert process.process is not None
-        self._say_draining(process.name)
-        until_s = time.monotonic() + DRAIN_S
-        while counter(process.url, "vllm:num_requests_running") + counter(process.url, "vllm:num_requests_waiting"):
-            assert time.monotonic() < until_s, f"{process.name} is not empty"
-            time.sleep(0.05)  # vLLM tells of no change
-        process.signal(signal.SIGTERM)
-        process.process.wait(DRAIN_S)
 
     def _call(self, seed: float) -> None:
         rng = random.Random(seed)
@@ -197,6 +185,18 @@ def set_draining(cluster: LocalCluster, name: str, draining: bool = True) -> Non
     command = [sys.executable, "-m", "pinyon.cli", "admin", "worker", address, f"draining={str(draining).lower()}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def drain(cluster: LocalCluster, server: Process) -> None:
+    """Ends a server as an operator does: it gets nothing new, and is told to end when it has nothing left."""
+    assert isinstance(server, VllmServer)
+    assert server.process is not None
+    set_draining(cluster, server.name)
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    empty = lambda: not sum(counter(server.url, name) for name in names)  # noqa: E731
+    wait_until(empty, f"{server.name} is empty", poll_s=0.05)
+    server.signal(signal.SIGTERM)
+    server.process.wait(DRAIN_S)
 
 
 def expected_answers(server: VllmServer, count: int, seed: int) -> dict[str, tuple[int, ...]]:
@@ -258,7 +258,7 @@ def main() -> None:
         faults += [("freeze", server) for server in servers]
         if not (arguments.direct or arguments.spare):
             faults += [("kill", servers[-1]), ("drain", servers[-1])]
-        soak = Soak(urls, expected, arguments.seed, say_draining=partial(set_draining, cluster))
+        soak = Soak(urls, expected, arguments.seed, take_away=partial(drain, cluster))
         count = soak.run(arguments.seconds, faults, START_S)
         print(f"seed {arguments.seed}: {count.equal} equal, {len(count.different)} different, {count.aborted} aborted")
         hung = sum(without_s > LATE_S for _, without_s, _ in count.late)

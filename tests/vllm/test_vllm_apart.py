@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +17,9 @@ import pytest
 
 from launch import cluster as launching
 from launch.cluster import LocalCluster
-from launch.process import Process
-from launch.vllm import START_S, VllmServer
+from launch.process import ROOT, Process
+from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
+from pinyon.runtime.process import child_environment
 from tests.vllm import soak
 from tests.vllm.ask import ask, ask_stream, counter, prompts
 from tests.vllm.cutting import CuttingProxy
@@ -25,8 +29,6 @@ SEED = 42
 PROMPTS = 200
 TOKENS = 24
 SOAK_S = 60.0
-STREAM_BYTES = 6000
-"""About what a stream of so many tokens has."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def pairs(model: Path, proxies: list[CuttingProxy]) -> Iterator[LocalCluster]:
 
     class ProxiedServer(VllmServer):
         def __init__(self, name: str, model: Path, served: str, host: str, port: int, connector: Any, *more: Any):
-            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), STREAM_BYTES)
+            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), TOKENS - 1)
             proxy.start()
             proxies.append(proxy)
             super().__init__(name, model, served, host, port, {**connector, "server_url": proxy.url}, *more)
@@ -127,6 +129,48 @@ def test_streams_outlive_a_server_that_ends(
     wait_until(ending.announced, "it is back", timeout_s=START_S, poll_s=0.1)
 
 
+def bench(cluster: LocalCluster, folder: Path, ends: threading.Event) -> list[dict[str, Any]]:
+    """Runs vLLM's own benchmark over and over, once more after ``ends``; returns its results."""
+    results: list[dict[str, Any]] = []
+    environment = child_environment(ROOT, os.getpid()) | ENVIRONMENT
+    environment.pop("PYTHONSAFEPATH", None)
+    last = False
+    while not last:
+        last, name = ends.is_set(), f"{len(results)}.json"
+        command = [
+            str(vllm_python()), "-m", "launch.vllm_main", "bench", "serve", "--backend", "openai", "--base-url",
+            cluster.http, "--model", "tiny", "--tokenizer", str(cluster.spec.model), "--endpoint", "/v1/completions",
+            "--dataset-name", "random", "--random-input-len", "200", "--random-output-len", "40", "--num-prompts", "60",
+            "--request-rate", "4", "--ignore-eos", "--save-result", "--result-dir", str(folder), "--result-filename",
+            name, "--disable-tqdm",
+        ]  # fmt: skip
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S)
+        assert not done.returncode, (done.stderr or done.stdout)[-800:]
+        results.append(json.loads((folder / name).read_text()))
+    return results
+
+
+def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> None:
+    first, second = servers(pairs, "decode")
+    soak.drain(pairs, second)
+    ends = threading.Event()
+    with ThreadPoolExecutor(1) as callers:
+        told = callers.submit(bench, pairs, tmp_path, ends)
+        try:
+            second.start_again()
+            wait_until(second.announced, "the third server is there", timeout_s=START_S, poll_s=0.1)
+            served = "vllm:request_success_total"
+            wait_until(lambda: told.done() or counter(second.url, served), "it serves", timeout_s=START_S, poll_s=0.1)
+            soak.drain(pairs, first)
+        finally:
+            ends.set()
+        results = told.result()
+    print([(each["completed"], each["failed"]) for each in results])
+    assert all((each["completed"], each["failed"]) == (60, 0) for each in results)
+    first.start_again()
+    wait_until(first.announced, "it is back", timeout_s=START_S, poll_s=0.1)
+
+
 def test_a_soak_of_pairs_leaves_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
     known = dict(list(expected.items())[:60])
     faults: list[tuple[str, Process]] = [
@@ -136,8 +180,8 @@ def test_a_soak_of_pairs_leaves_equal_tokens(pairs: LocalCluster, expected: dict
     ]
     last = servers(pairs, "decode")[-1]
     faults += [*(("freeze", server) for server in servers(pairs)), ("kill", last), ("drain", last)]
-    draining = partial(soak.set_draining, pairs)
-    count = soak.Soak([pairs.http], known, SEED, tokens=TOKENS, say_draining=draining).run(SOAK_S, faults, START_S)
+    take_away = partial(soak.drain, pairs)
+    count = soak.Soak([pairs.http], known, SEED, tokens=TOKENS, take_away=take_away).run(SOAK_S, faults, START_S)
     print(count)
     assert count.equal > 50
     assert not count.different

@@ -115,7 +115,7 @@ class SchedulerSide:
         self._drops: set[int] = set()
         """The save jobs of blocks that vLLM will drop next; they become free as such again."""
         self._whose: dict[int, tuple[int, RequestClass]] = {}
-        """For blocks that were not offered as such: the place in the last prompt that had it, and whose that was."""
+        """The place of each block in the last prompt that had it, and whose that was; not after it was offered."""
         self._invalid: set[int] = set()
         """The targets of loads that a rank could not load."""
         self._refused: set[str] = set()

@@ -15,6 +15,7 @@ from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey, namespace, secret_id
 from pinyon.core.errors import InvalidArgument, Unavailable
 from pinyon.core.layout import KvLayout
+from pinyon.core.request import Role
 from pinyon.frontdoor.instances.conductor_session import ConductorSession
 from pinyon.messages.instance import info_from_proto
 from pinyon.placement.instances import InstanceInfo
@@ -433,6 +434,5 @@ def _said(message: bytes) -> tuple[InstanceInfo, PairCandidate] | None:
     if info.layout is None:
         return None
     group = f"{info.model_fingerprint}/{info.layout.layout_id}"
-    return info, PairCandidate(
-        info.instance_id, info.address, info.role, group, info.max_batch, info.max_context_tokens
-    )
+    role = Role.MIXED if info.server_url and info.role.decodes else info.role  # a server can compute as well
+    return info, PairCandidate(info.instance_id, info.address, role, group, info.max_batch, info.max_context_tokens)

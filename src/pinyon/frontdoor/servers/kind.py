@@ -117,9 +117,11 @@ class HttpInstanceKind(ExchangeKind):
         if forward.error is not None:
             forward.exclude.add(forward.choice.target)
             so_far = forward.so_far
-            if forward.final and so_far is not None and so_far.can_go_on:
+            if so_far is not None and so_far.can_go_on:
                 forward.final = False
                 forward.asks.tokens = so_far.tokens  # only the same weights may go on
+            elif not forward.reply.begun:  # the client has nothing of the answer
+                forward.final = False
 
     def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
         assert isinstance(forward, ServerRequest)
@@ -152,10 +154,10 @@ class _Attempt:
         placement, server = self._placement, self._known.server
         url, body, prefill_ms, so_far, asks = forward.url, forward.body, 0, forward.so_far, self._asks
         if placement.prefill_instance_id != placement.decode_instance_id:
-            placement, prefill_ms = await self._computed_elsewhere(forward, first_byte_s)
+            placement, prefill_ms = await self._computed_elsewhere(forward)
         plan = self._plan(forward, self._known, placement, prefill_ms)
         more: tuple[bytes, ...] = ()
-        if so_far is not None and plan:  # a server with a connector, so it is vLLM
+        if so_far is not None and (plan or so_far.begun):  # a server with a connector, so it is vLLM
             more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
             if so_far.begun:
                 url, changed = so_far.request()
@@ -165,7 +167,7 @@ class _Attempt:
                 asks.fingerprint = self._known.info.model_fingerprint
         return await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)
 
-    async def _computed_elsewhere(self, forward: ServerRequest, limit_s: float) -> tuple[common_pb2.Placement, int]:
+    async def _computed_elsewhere(self, forward: ServerRequest) -> tuple[common_pb2.Placement, int]:
         """Has the prompt computed by the prefill instance. Returns the placement for the decode instance, and the
         milliseconds that it took; if it fails, that of a request which is computed where it decodes."""
         kind, placement = self._kind, self._placement
@@ -176,7 +178,7 @@ class _Attempt:
         if known is None or not plan:
             return whole(placement), 0
         try:
-            await compute_prompt(known, forward, plan, limit_s)
+            await compute_prompt(known, forward, plan, kind.first_byte_s)
         except Unavailable as error:
             _log.warning("%s computed no prompt: %s", name, error.message, extra={"request_id": forward.name})
             if isinstance(error, Absent | Broke):

@@ -65,9 +65,14 @@ def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
             return None
     if path == CHAT and not _only_text(values.get("messages")):
         return None
-    stops = values.get("stop") or ()
-    longest = max(map(len, [stops] if type(stops) is str else stops), default=1)
-    return StreamSoFar(path, values, longest - 1) if longest <= STOP_CHARS_MAX else None
+    stops = values.get("stop") or []
+    stops = [stops] if type(stops) is str else stops
+    if type(stops) is not list or not all(type(each) is str and len(each) <= STOP_CHARS_MAX for each in stops):
+        return None
+    numbers = [values.get(name) for name in ("max_tokens", "max_completion_tokens", "min_tokens")]
+    if not all(each is None or type(each) is int for each in numbers):
+        return None
+    return StreamSoFar(path, values, max(map(len, stops), default=1) - 1)
 
 
 def _only_text(messages: Any) -> bool:
@@ -84,16 +89,23 @@ class StreamSoFar:
     Places in the text are counted in characters. While stop strings are looked for, a server keeps back as many as the
     longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
 
-    __slots__ = ("_back", "_chat", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_lost", "_marks",
-                 "_more", "_place", "_prompt_ids", "_reasons", "_tail", "_values", "asked", "shows_tokens")  # fmt: skip
+    __slots__ = ("_asked", "_back", "_chat", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least",
+                 "_limit", "_lost", "_marks", "_more", "_place", "_prompt_ids", "_reasons", "_tail", "asked",
+                 "shows_tokens")  # fmt: skip
 
     def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
-        self._chat, self._values, self._back = path == CHAT, values, back
+        self._chat, self._back = path == CHAT, max(0, back)
+        self._asked = {name: values[name] for name in _CARRIED if name in values}
+        limit = values.get("max_completion_tokens") if self._chat else None
+        if limit is None:
+            limit = values.get("max_tokens", None if self._chat else COMPLETION_TOKENS)
+        self._limit: int | None = limit
+        self._least: int = values.get("min_tokens") or 0
         self.shows_tokens = values.get("return_token_ids") is True
         """True if the client itself has asked for tokens."""
         self.asked = False
         """True if a server was asked for its tokens."""
-        self._kept = 0 if values.get("include_stop_str_in_output") else back
+        self._kept = 0 if values.get("include_stop_str_in_output") else self._back
         self._prompt_ids = b""
         self._ids = array("I")
         """The generated tokens."""
@@ -134,19 +146,15 @@ class StreamSoFar:
 
     def request(self) -> tuple[bytes, bytes | None]:
         """Returns the path and the body for the server that goes on; no body if it gets the client's own."""
-        (count, told), values = self._marks[0], self._values
+        count, told = self._marks[0]
         self._more = count
         self._marks = deque([(count, told)])
         del self._ids[count:]
         self._place = told + self._kept if count else 0
         if not count:
             return (CHAT if self._chat else COMPLETION).encode(), None
-        asked = {name: values[name] for name in _CARRIED if name in values}
-        limit = values.get("max_completion_tokens") if self._chat else None
-        if limit is None:
-            limit = values.get("max_tokens", None if self._chat else COMPLETION_TOKENS)
-        asked["max_tokens"] = None if limit is None else max(1, limit - count)
-        asked["min_tokens"] = max(0, (values.get("min_tokens") or 0) - count)
+        left = None if self._limit is None else max(1, self._limit - count)
+        asked = {**self._asked, "max_tokens": left, "min_tokens": max(0, self._least - count)}
         ids = b",".join((self._prompt_ids, to_json(self.tokens)[1:-1]))
         return COMPLETION.encode(), b'{"prompt":[%b],%b' % (ids, to_json(asked)[1:])
 
@@ -193,6 +201,8 @@ class StreamSoFar:
         if usage := chunk.get("usage"):
             usage["prompt_tokens"] -= more
             usage["completion_tokens"] += more
+            if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
+                usage["prompt_tokens_details"]["cached_tokens"] = min(cached, usage["prompt_tokens"])
         return b"data: %b\n\n" % to_json({**chunk, **self._head})
 
     def _follow(self, choice: Mapping[str, Any]) -> tuple[str, list[int]]:
