@@ -38,3 +38,9 @@ def parse_address(address: str) -> tuple[str, int]:
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidArgument(f"{address!r} is not host:port", field="address")
     return host.strip("[]"), int(port)
+
+
+def shifted(address: str, by: int) -> str:
+    """Returns the address for one of several processes of an engine, which cannot share a port."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + by}" if int(port or 0) else address

@@ -8,6 +8,7 @@ bytes of every tensor are hashed too: loading a card reads about a kilobyte per 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from pinyon.core.errors import InvalidArgument, NotFound
+from pinyon.core.errors import InvalidArgument, NotFound, PinyonError
 from pinyon.model.builtin import BUILTIN_RECIPE, BUILTIN_SEED, builtin_config
 from pinyon.model.chat_template import ByteChatTemplate, ChatTemplate, JinjaChatTemplate
 from pinyon.model.checkpoint import checkpoint_files, json_object, read_bytes, read_header, read_text
 from pinyon.model.config import ModelConfig
 from pinyon.model.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 from pinyon.model.tokenizer_files import named_tokens, tokenizer_class, tokenizer_rules
+
+_log = logging.getLogger("pinyon.model")
 
 BUILTIN_NAME = "pinyon-tiny"
 
@@ -99,6 +102,23 @@ def checkpoint_fingerprint(folder: Path, config_bytes: bytes) -> str:
                     stream.seek(offset)
                     digest.update(stream.read(min(_SAMPLE_BYTES, end - offset)))
     return digest.hexdigest()
+
+
+def weights_name(model: str, revision: str) -> str:
+    """Returns a name for the weights of a model that another engine loads: of a folder by its content.
+
+    Where that cannot be read, sizes and times of the files stand for it. What is no path goes by name and revision."""
+    path = Path(model)
+    if not path.exists():
+        return f"{model}@{revision}"
+    try:
+        if (path / "config.json").is_file():
+            return checkpoint_fingerprint(path, (path / "config.json").read_bytes())
+    except (PinyonError, OSError) as error:
+        _log.warning("%s is known by its files' sizes and times only: %s", path, error)
+    files = [path] if path.is_file() else [each for each in sorted(path.iterdir()) if each.is_file()]
+    stats = [(each.name, each.stat()) for each in files]
+    return json.dumps([model, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)])
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from pinyon.runtime.log_lines import JsonLines, TextLines
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+SELDOM_S = 10.0
 _LEVELS = {level: logging.getLevelName(level).lower() for level in (10, 20, 30, 40, 50)}
 
 
@@ -70,3 +71,30 @@ def configure_logging(service: str, instance_id: str, level: str, log_format: st
     logging.logAsyncioTasks = False  # type: ignore[attr-defined]  # from Python 3.12 on
     logging.getLogger("pinyon").setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def show_logs(level: str) -> None:
+    """Sends pinyon's records to stderr in an inference engine's process: engines show their own only.
+
+    Of records with one text, which a store that is away makes with every request, one is shown in a while."""
+    log = logging.getLogger("pinyon")
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(_Seldom())
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(level.upper())
+
+
+class _Seldom(logging.Filter):
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_s: dict[object, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether this text, without its arguments, was not shown just now."""
+        shown = record.created - self._shown_s.get(record.msg, -SELDOM_S) >= SELDOM_S
+        if shown:
+            self._shown_s[record.msg] = record.created
+        return shown

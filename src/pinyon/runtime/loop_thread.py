@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -54,3 +55,16 @@ class LoopThread:
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
         self._loop.stop()
+
+
+_threads: list[LoopThread] = []
+_making = threading.Lock()
+os.register_at_fork(after_in_child=_threads.clear)  # a fork takes no threads along
+
+
+def shared_thread() -> LoopThread:
+    """Returns the event loop of this process, for all parts of pinyon inside an inference engine's process."""
+    with _making:
+        if not _threads:
+            _threads.append(LoopThread("pinyon"))
+        return _threads[0]

@@ -14,6 +14,7 @@ from pinyon.runtime.channel import PLAIN_CHANNELS, Channels
 from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import BLOCKS_NAME, Identity
 from pinyon.runtime.settings import ServiceSettings
+from pinyon.runtime.watch import FileWatch
 
 if TYPE_CHECKING:
     from pinyon.runtime.tls import Tls
@@ -75,6 +76,15 @@ def load_security(settings: ServiceSettings, role: str = "") -> Security:
         )
     Identity(own.role, settings.instance_id)  # raises for an id that no certificate can name: no peer would find it
     return Security(tls, secret, Channels(tls))
+
+
+async def load_watched_security(settings: ServiceSettings, role: str, files: FileWatch) -> Security:
+    """Loads the settings' files as :func:`load_security` does, and again whenever they change."""
+    if settings.has_tls:  # added before the files are read, so that no change is missed
+        files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
+        files.start()
+    security = load_security(settings, role)
+    return security
 
 
 def read_secret(path: Path) -> bytes:

@@ -111,6 +111,29 @@ def _of_file(cls: type[ServiceSettings], path: str) -> dict[str, Any]:
     return dict(table)
 
 
+def settings_inside(
+    cls: type[Settings], extra: Mapping[str, Any], field: str, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Returns the settings of a part inside an inference engine, whose option ``field`` has them as ``extra``.
+
+    They win over the environment. Raises :class:`InvalidArgument`."""
+    environ = os.environ if environ is None else environ
+    prefix, names = cls.env_prefix(), cls.model_fields
+    unknown = [name for name in extra if name not in names]
+    unknown += [name for name in environ if name.startswith(prefix) and name[len(prefix) :].lower() not in names]
+    if unknown:
+        hint = did_you_mean(unknown[0].removeprefix(prefix).lower(), names)
+        raise InvalidArgument(f"unknown setting {unknown[0]}{hint}", field=field)
+    given = {name: value for name in names if (value := environ.get(prefix + name.upper())) is not None}
+    try:
+        return cls(**(with_tls_files(given) | with_tls_files(dict(extra))))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidArgument(f"{where}: {message}" if where else message, field=field) from None
+
+
 def _of_command_line(cls: type[ServiceSettings], argv: Sequence[str]) -> dict[str, Any]:
     """Returns the options that were given, and ``config`` if a file was."""
     whole = not {"--help-all", "--help_all"}.isdisjoint(argv)

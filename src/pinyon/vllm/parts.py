@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-import threading
 import time
 from typing import Any
 
 from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import WORKER
-from pinyon.runtime.logging import get_logger
-from pinyon.runtime.loop_thread import LoopThread
-from pinyon.runtime.security import Security, load_security
+from pinyon.runtime.logging import get_logger, show_logs
+from pinyon.runtime.loop_thread import shared_thread
+from pinyon.runtime.security import Security, load_watched_security
 from pinyon.runtime.watch import FileWatch
 from pinyon.vllm.settings import VllmSettings, load_vllm_settings
 
@@ -21,7 +17,6 @@ TRIED = ("0.32",)
 """The minor versions of vLLM that the tests were run with."""
 KINDS = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
 """The kinds of KV that only the tokens before it make, and whose blocks stay for a whole prompt."""
-FAILURES_EVERY_S = 10.0
 START_S = 30.0
 
 _log = get_logger("vllm")
@@ -58,58 +53,17 @@ class ConnectorParts:
             )
         self.group = groups[0]
         self.thread = shared_thread()
-        self.security: Security = self.thread.submit(self._load_security()).result(START_S)
+        self._files = FileWatch()
+        self.security: Security = self.thread.submit(load_watched_security(self.settings, WORKER, self._files)).result(
+            START_S
+        )
         self.ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self.data_rank: int = parallel.data_parallel_rank
         self.clock = time.monotonic
-        self._failures: dict[str, float] = {}
-
-    async def _load_security(self) -> Security:
-        """Loads the TLS files, and again whenever they change."""
-        files, settings = FileWatch(), self.settings
-        if settings.has_tls:  # added before the files are read, so that no change is missed
-            files.add("certificate", settings.tls_paths, lambda: security.renew(), lambda _: None)
-            files.start()
-            self._files = files
-        security = load_security(settings, WORKER)
-        return security
 
     def failed(self, method: str) -> None:
-        """Logs the present exception, at most once in a while for each method."""
-        now_s = self.clock()
-        if now_s - self._failures.get(method, -FAILURES_EVERY_S) >= FAILURES_EVERY_S:
-            self._failures[method] = now_s
-            _log.exception("%s failed; the engine goes on without", method)
-
-
-_threads: list[LoopThread] = []
-_making = threading.Lock()
-os.register_at_fork(after_in_child=_threads.clear)  # a fork takes no threads along
-
-
-def shifted(address: str, by: int) -> str:
-    """Returns the address for one of several processes of an engine, which cannot share a port."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + by}" if int(port or 0) else address
-
-
-def shared_thread() -> LoopThread:
-    """Returns the event loop of this process: with one GPU both sides of the connector are in one process."""
-    with _making:
-        if not _threads:
-            _threads.append(LoopThread("pinyon"))
-        return _threads[0]
-
-
-def show_logs(level: str) -> None:
-    """Sends pinyon's records to stderr: vLLM shows its own only."""
-    log = logging.getLogger("pinyon")
-    if not log.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-    log.setLevel(level.upper())
+        """Logs the present exception."""
+        _log.exception(f"{method} failed; the engine goes on without")
 
 
 def vllm_version() -> str:

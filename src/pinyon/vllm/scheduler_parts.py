@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
@@ -17,8 +16,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from xxhash import xxh3_128_hexdigest
 
+from pinyon.core.address import shifted
 from pinyon.core.block_keys import secret_id
-from pinyon.core.errors import PinyonError
 from pinyon.core.orders import FetchSpan
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceInfo
@@ -31,7 +30,7 @@ from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.sync_store import SyncStore
 from pinyon.vllm.jobs import RankFacts
-from pinyon.vllm.parts import ConnectorParts, shifted, vllm_version
+from pinyon.vllm.parts import ConnectorParts, vllm_version
 from pinyon.vllm.prompt_keys import KeySpace, shard_keys
 from pinyon.vllm.report import EngineReport
 from pinyon.vllm.scheduler import COUNTED, SchedulerSide
@@ -254,18 +253,9 @@ def _get(url: str) -> bytes:
 def model_fingerprint(config: Any) -> str:
     """Returns a name for the weights and what else changes KV: of a folder by its content, else by its name."""
     model, load, draft = config.model_config, config.load_config, config.speculative_config
-    folder = Path(model.model)
-    name = f"{model.model}@{model.revision or getattr(model.hf_config, '_commit_hash', None)}"
-    if (folder / "config.json").is_file():
-        from pinyon.model.card import checkpoint_fingerprint
+    from pinyon.model.card import weights_name
 
-        try:
-            name = checkpoint_fingerprint(folder, (folder / "config.json").read_bytes())
-        except (PinyonError, OSError) as error:
-            name = _files_of(folder)
-            _log.warning("%s is known by its files' sizes and times only: %s", folder, error)
-    elif folder.exists():
-        name = _files_of(folder)
+    name = weights_name(model.model, str(model.revision or getattr(model.hf_config, "_commit_hash", None)))
     seed = model.seed if load.load_format == "dummy" else None
     parts = (
         *(name, str(model.dtype), str(model.quantization), str(load.load_format), seed, str(model.hf_overrides)),
@@ -274,10 +264,3 @@ def model_fingerprint(config: Any) -> str:
         *(str(config.cache_config.cache_dtype), str(draft and draft.model)),
     )
     return xxh3_128_hexdigest(json.dumps(parts).encode())
-
-
-def _files_of(path: Path) -> str:
-    """Returns the path with the size and time of each file, which new weights change."""
-    files = [path] if path.is_file() else [each for each in sorted(path.iterdir()) if each.is_file()]
-    stats = [(each.name, each.stat()) for each in files]
-    return json.dumps([str(path), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)])

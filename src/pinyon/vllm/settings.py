@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import ValidationError
-
 from pinyon.core.errors import InvalidArgument
-from pinyon.core.near import did_you_mean
-from pinyon.runtime.settings import Address, service_config, setting, with_tls_files
+from pinyon.runtime.setting_sources import settings_inside
+from pinyon.runtime.settings import Address, service_config, setting
 from pinyon.runtime.transfer_engine import TransferSettings
 
 
@@ -45,21 +42,7 @@ class VllmSettings(TransferSettings):
 
 def load_vllm_settings(extra: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
     """Returns the settings; ``extra`` wins over the environment. Raises :class:`InvalidArgument`."""
-    environ = os.environ if environ is None else environ
-    prefix, names = VllmSettings.env_prefix(), VllmSettings.model_fields
-    unknown = [name for name in extra if name not in names]
-    unknown += [name for name in environ if name.startswith(prefix) and name[len(prefix) :].lower() not in names]
-    if unknown:
-        hint = did_you_mean(unknown[0].removeprefix(prefix).lower(), names)
-        raise InvalidArgument(f"unknown setting {unknown[0]}{hint}", field="kv_connector_extra_config")
-    given = {name: value for name in names if (value := environ.get(prefix + name.upper())) is not None}
-    try:
-        return VllmSettings(**(with_tls_files(given) | with_tls_files(dict(extra))))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidArgument(f"{where}: {message}" if where else message, field="kv_connector_extra_config") from None
+    return settings_inside(VllmSettings, extra, "kv_connector_extra_config", environ)
 
 
 def server_url(settings: VllmSettings, argv: Sequence[str] | None = None) -> str:

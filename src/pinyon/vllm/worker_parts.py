@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
+from pinyon.core.address import shifted
 from pinyon.runtime.admin import add_admin, changeable_flag
 from pinyon.runtime.callers import BLOCK_READ_CALLERS
 from pinyon.runtime.grpc_server import GrpcServer
@@ -19,7 +20,7 @@ from pinyon.store.sync_store import SyncStore
 from pinyon.vllm.jobs import RankFacts
 from pinyon.vllm.lending import Lending
 from pinyon.vllm.memory import EngineMemory
-from pinyon.vllm.parts import START_S, ConnectorParts, shifted, vllm_version
+from pinyon.vllm.parts import START_S, ConnectorParts, vllm_version
 from pinyon.vllm.worker import WorkerSide
 
 CLOSE_S = 2.0
