@@ -69,3 +69,42 @@ def test_the_group_of_layers_and_its_kind_are_read() -> None:
     assert isinstance(stored, Stored)
     assert (stored.group, stored.attention) == (2, "mla_attention")
     assert read_events([1.5, [["BlockRemoved", [5], "GPU", 2]]]) == [Removed([5], 2)]
+
+
+SGLANG = (
+    "93cb41dac35c8513241d9187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657393d3f822adfcc5e6"
+    "c10dd395ea67b8926dd8ead3cc251696f31c7f32b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473dc"
+    "00300a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f30313233343536373839"
+    "aa626c6f636b5f73697a6510a76c6f72615f6964c0a66d656469756da347505500"
+)
+SGLANG_SALTED = (
+    "93cb41dac35c8532b64c9188a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657393cf2eb2a6d5c19a"
+    "b480d3df3933cc25ecc5f3cf03145f60dee0ba47b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f696473dc"
+    "00300a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f30313233343536373839"
+    "aa626c6f636b5f73697a6510a76c6f72615f6964c0a66d656469756da3475055aa63616368655f73616c74ab70696e796f6e"
+    "3a73616c7400"
+)
+SGLANG_CLEARED = "93cb41dac35c85ae77019181a474797065b0416c6c426c6f636b73436c656172656400"
+"""Batches that an SGLang 0.5.23 published: a prompt of 50 tokens, then with a salt, and a flush of its cache."""
+
+
+def test_events_of_sglang_are_read() -> None:
+    plain, salted, cleared = (
+        read_events(msgpack.unpackb(bytes.fromhex(each))) for each in (SGLANG, SGLANG_SALTED, SGLANG_CLEARED)
+    )
+    tokens = tokens_to_bytes(range(10, 58))
+    names = [-566699301931663091, -7644183375079679766, -3736555478254321870]
+    assert plain == [Stored(names, None, tokens, 16, 3, "", "")]
+    assert isinstance(salted[0], Stored)
+    assert (salted[0].tokens, salted[0].salt, salted[0].plain) == (tokens, "pinyon:salt", 3)
+    assert not set(salted[0].hashes) & set(names)
+    assert cleared == [Removed(None)]
+
+
+def test_of_sglang_only_blocks_in_gpu_memory_count() -> None:
+    event = {"type": "BlockStored", "block_hashes": [5], "token_ids": [1], "block_size": 1, "lora_id": None}
+    tiers = [event | {"medium": medium} for medium in ("CPU_PINNED", "DISK", "EXTERNAL")]
+    assert read_events([1.5, tiers, 0]) == []
+    (stored,) = read_events([1.5, [event | {"medium": "GPU", "lora_name": "sql", "session_id": "s"}], 0])
+    assert isinstance(stored, Stored)
+    assert (stored.lora, stored.plain) == ("sql", 1)

@@ -69,6 +69,7 @@ def served(first: bytes) -> ServerReport:
         (page(), (32, 192)),
         (SGLANG, (16, 1000)),
         (b'sglang:cache_config_info{num_pages="7",page_size="16"} 1.0', (16, 7)),
+        (b'sglang:page_size{engine_type="unified",tp_rank="0"} 16.0\nsglang:num_pages{tp_rank="0"} 256.0', (16, 256)),
         (page().replace(b'"192"', b'"None"'), (32, 0)),
         (page().replace(b'_block_size="32"', b'_block_size="64"'), (64, 192)),
         (page().replace(b'_block_size="32"', b'_block_size="None"'), (32, 192)),
