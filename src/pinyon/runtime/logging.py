@@ -77,24 +77,17 @@ def show_logs(level: str) -> None:
     """Sends pinyon's records to stderr in an inference engine's process: engines show their own only.
 
     Of records with one text, which a store that is away makes with every request, one is shown in a while."""
-    log = logging.getLogger("pinyon")
+    log, shown_s = logging.getLogger("pinyon"), dict[object, float]()
+
+    def is_due(record: logging.LogRecord) -> bool:
+        due = record.created - shown_s.get(record.msg, -SELDOM_S) >= SELDOM_S
+        shown_s[record.msg] = record.created if due else shown_s[record.msg]
+        return due
+
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handler.addFilter(_Seldom())
+        handler.addFilter(is_due)
         log.addHandler(handler)
         log.propagate = False
     log.setLevel(level.upper())
-
-
-class _Seldom(logging.Filter):
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown_s: dict[object, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether this text, without its arguments, was not shown just now."""
-        shown = record.created - self._shown_s.get(record.msg, -SELDOM_S) >= SELDOM_S
-        if shown:
-            self._shown_s[record.msg] = record.created
-        return shown

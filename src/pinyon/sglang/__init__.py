@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import sglang
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
@@ -18,7 +16,7 @@ from xxhash import xxh3_128_digest
 
 from pinyon.core.address import shifted
 from pinyon.core.block_keys import BlockKey, namespace, variant
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import InvalidArgument
 from pinyon.runtime.identity import WORKER
 from pinyon.runtime.logging import get_logger, show_logs
 from pinyon.runtime.loop_thread import shared_thread
@@ -47,42 +45,16 @@ SLACK_S = 1.0
 
 _log = get_logger("sglang")
 
-
-def guarded(otherwise: Callable[[Sequence[str]], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator: ``otherwise`` makes the answer for these pages after an exception, which is logged."""
-
-    def around(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(self: PinyonHiCache, keys: Sequence[str], *args: Any) -> Any:
-            try:
-                return method(self, keys, *args)
-            except Exception:
-                self.counts["failed"] += len(keys)
-                _log.exception(f"{method.__name__} failed, which is a miss")
-                return otherwise(keys)
-
-        return call
-
-    return around
-
-
-@contextmanager
-def _start() -> Iterator[None]:
-    """Raises :class:`ValueError` for what cannot be used: at its start SGLang shows why."""
-    try:
-        yield
-    except PinyonError as error:
-        raise ValueError(f"PinyonHiCache: {error.message}") from error
+T = TypeVar("T")
 
 
 class PinyonHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not there where types are checked
     """The backend of one rank. Its settings are in SGLang's extra config, or ``PINYON_SGLANG_...`` variables."""
 
-    @_start()
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
+        """Raises :class:`InvalidArgument` for settings that cannot be used: at its start SGLang shows why."""
         self._config = config = storage_config
-        settings = load_sglang_settings(config.extra_config or {})
-        self.counts = dict.fromkeys(OUTCOMES, 0)
+        settings, self.counts = load_sglang_settings(config.extra_config or {}), dict.fromkeys(OUTCOMES, 0)
         show_logs(settings.log_level)
         if sglang.__version__ != TRIED:
             _log.warning("this backend was tried with SGLang %s, and this is %s", TRIED, sglang.__version__)
@@ -90,12 +62,12 @@ class PinyonHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ther
         self._parts: list[Any] = [files]
         """The parts that are closed on the event loop."""
         self._security = self._thread.submit(load_watched_security(settings, WORKER, files)).result(START_S)
-        rank = config.tp_rank + config.tp_size * (config.pp_rank + config.pp_size * config.dp_rank)
+        rank = (config.dp_rank * config.pp_size + config.pp_rank) * config.attn_cp_size + config.attn_cp_rank
+        rank = rank * config.tp_size + config.tp_rank
         ports = {name: shifted(getattr(settings, name), rank) for name in ("transfer_listen", "metrics_listen")}
         self._settings = settings.model_copy(update=ports)
         self._transfer = start_transfer_engine(self._settings, self._security)
 
-    @_start()
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         settings, self._page_tokens = self._settings, mem_pool_host.page_size
@@ -120,38 +92,53 @@ class PinyonHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ther
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         if host_pool_name != "kv":
-            raise ValueError(f"PinyonHiCache: models that keep {host_pool_name} beside their KV are not supported")
+            raise InvalidArgument(f"models that keep {host_pool_name} beside their KV are not supported")
 
-    @guarded(lambda keys: 0)
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
-        limit_s = self._settings.look_s
-        spans = self._store.look(self._keys(keys), self._memory.object_bytes, limit_s).result(limit_s + SLACK_S)
-        found = spans[-1].end if spans else 0
-        self.counts["asked"] += len(keys)
-        self.counts["found"] += found
-        return found
+        return self._safely(self._leading, keys) or 0
 
     def exists(self, key: str) -> bool:
         return bool(self.batch_exists([key]))
 
-    @guarded(lambda keys: [False] * len(keys))
     def batch_get_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        return self._safely(self._load, keys, host_indices) or [False] * len(keys)
+
+    def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        return self._safely(self._put, keys, host_indices) or [False] * len(keys)
+
+    def _safely(self, work: Callable[..., T], keys: Sequence[str], *slots: Any) -> T | None:
+        """Returns the answer of the work; None after an exception, which is logged."""
+        try:
+            return work(keys, *slots)
+        except Exception:
+            self.counts["failed"] += len(keys)
+            _log.exception(f"{work.__name__} failed, which is a miss")
+            return None
+
+    def _leading(self, hashes: Sequence[str]) -> int:
+        limit_s = self._settings.look_s
+        spans = self._store.look(self._keys(hashes), self._memory.object_bytes, limit_s).result(limit_s + SLACK_S)
+        found = spans[-1].end if spans else 0
+        self.counts["asked"] += len(hashes)
+        self.counts["found"] += found
+        return found
+
+    def _load(self, hashes: Sequence[str], slots: Any) -> list[bool]:
         began_s, size = time.monotonic(), self._memory.object_bytes
-        names, places = self._keys(keys), self._places(keys, host_indices)
+        keys, places = self._keys(hashes), self._places(hashes, slots)
         limit_s = self._settings.load_s + len(keys) * size / BYTES_S
-        spans = self._store.look(names, size, limit_s).result(limit_s + SLACK_S)
+        spans = self._store.look(keys, size, limit_s).result(limit_s + SLACK_S)
         left_s = limit_s - (time.monotonic() - began_s)
         # This wait has no limit but the read's own: until the read ends, it may write to SGLang's memory.
-        arrived = sum(self._store.read(spans, names, places, size, left_s, ReadTerms()).result())
+        arrived = sum(self._store.read(spans, keys, places, size, left_s, ReadTerms()).result())
         self.counts["loaded"] += arrived
         self.counts["missed"] += len(keys) - arrived
         return [place < arrived for place in range(len(keys))]
 
-    @guarded(lambda keys: [False] * len(keys))
-    def batch_set_v1(self, keys: Sequence[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        size = self._memory.object_bytes
-        objects = list(zip(self._keys(keys), self._places(keys, host_indices), strict=True))
-        outcomes = self._store.put(objects, size, self._settings.store_s + len(keys) * size / BYTES_S).result()
+    def _put(self, hashes: Sequence[str], slots: Any) -> list[bool]:
+        size, places = self._memory.object_bytes, self._places(hashes, slots)
+        limit_s = self._settings.store_s + len(places) * size / BYTES_S
+        outcomes = self._store.put(list(zip(self._keys(hashes), places, strict=True)), size, limit_s).result()
         taken = [each not in (PutOutcome.FAILED, PutOutcome.NO_SPACE) for each in outcomes]
         self.counts["stored"] += outcomes.count(PutOutcome.STORED)
         self.counts["refused"] += taken.count(False)
@@ -194,4 +181,5 @@ class PinyonHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ther
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         return False
 
-    batch_set = set
+    def batch_set(self, keys: Any, values: Any = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
+        return False

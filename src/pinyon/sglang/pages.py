@@ -21,9 +21,7 @@ CHANGING = (
 
 
 def register_pool(engine: TransferEngine, pool: Any) -> KvMemory:
-    """Registers the pool's tensors, and returns where its pages lie.
-
-    Raises :class:`InvalidArgument` for a pool that is not understood."""
+    """Registers the pool's tensors, and returns where its pages lie. Raises :class:`InvalidArgument`."""
     name, size, last, layers = type(pool).__name__, pool.page_size, pool.page_num - 1, []
     if pool.layout not in LAYOUTS or pool.kv_buffer is None:
         raise InvalidArgument(f"{name} in layout {pool.layout} is not supported, only {', '.join(LAYOUTS)}")
@@ -44,9 +42,7 @@ def register_pool(engine: TransferEngine, pool: Any) -> KvMemory:
 
 
 def layout_id(config: Any, pool: Any, memory: KvMemory, version: str) -> str:
-    """Returns the name of this rank's part of a page, and of the order of its bytes.
-
-    All ranks of an MLA model have the same KV, so they share a copy."""
+    """Returns the name of this rank's part of a page. All ranks of an MLA model have the same KV, and share a copy."""
     minor = ".".join(version.split(".")[:2])
     parts = (
         *(f"sglang{minor}", pool.layout, pool.storage_format_tag, pool.dtype, pool.page_size, memory.object_bytes),

@@ -54,9 +54,8 @@ class ConnectorParts:
         self.group = groups[0]
         self.thread = shared_thread()
         self._files = FileWatch()
-        self.security: Security = self.thread.submit(load_watched_security(self.settings, WORKER, self._files)).result(
-            START_S
-        )
+        loading = load_watched_security(self.settings, WORKER, self._files)
+        self.security: Security = self.thread.submit(loading).result(START_S)
         self.ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         self.data_rank: int = parallel.data_parallel_rank
         self.clock = time.monotonic

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pinyon.runtime.logging import configure_logging, get_logger, log_line
+from pinyon.runtime.logging import SELDOM_S, configure_logging, get_logger, log_line, show_logs
 
 FACTS = {
     "method": "POST", "status": 200, "request_id": "r 1", "ms": 1.5, "empty": "", "line": "a\nb", "quoted": 'x"y',
@@ -65,3 +65,21 @@ def test_a_stream_that_takes_nothing_harms_nobody(stderr, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     stderr.close()
     log_line(get_logger("lb.access"), logging.INFO, "access", {"status": 200})
+
+
+def test_within_an_engine_a_text_is_shown_now_and_then(stderr, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(log := logging.getLogger("pinyon"), "handlers", [])
+    monkeypatch.setattr(log, "propagate", log.propagate)
+    show_logs("info")
+    show_logs("info")
+    now_s = 1_800_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    monkeypatch.setattr(time, "time_ns", lambda: int(now_s * 1e9))
+    for number in range(3):
+        get_logger("store").info("node %d is away", number)
+    get_logger("store").info("another text")
+    now_s += SELDOM_S
+    get_logger("store").info("node %d is away", 7)
+    shown = [line.rpartition(": ")[2] for line in stderr.getvalue().splitlines()]
+    assert shown == ["node 0 is away", "another text", "node 7 is away"]
