@@ -41,6 +41,7 @@ PATTERN = re.compile(r"[A-Z]{3,}")
 """A placeholder in a path, where the reader's own name stands."""
 FOREIGN = {
     "--enable-metrics",
+    "--revision",
     "--kv-events-config",
     "--page-size",
     "--max-model-len",
@@ -52,7 +53,7 @@ FOREIGN = {
     "--tls-auth-clients",
 }
 """The options of other projects' programs."""
-ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl", "vllm"}
+ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl", "sglang", "vllm"}
 """The programs of readers' machines."""
 TYPED = {"./dev", "cd", "git", "pinyon", "pip", "python", "python3", "sh"}
 OWN = {"mine.yaml"}
