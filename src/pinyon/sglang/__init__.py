@@ -40,8 +40,7 @@ OUTCOMES = ("asked", "found", "loaded", "missed", "stored", "refused", "failed")
 BYTES_S = 1 << 30
 START_S = 30.0
 CLOSE_S = 4.0
-SLACK_S = 1.0
-"""The time by which an answer may be late."""
+SLACK_S = 1.0  # by which an answer may be late
 
 _log = get_logger("sglang")
 
