@@ -1,11 +1,14 @@
 """Two stock vLLM servers, one thread each, behind different front ends, under unmodified ``vllm bench serve``.
 
-``round_robin`` and ``cache_aware`` are vllm-router's; ``upstream`` is our load balancer alone; ``agent`` places by what
-the untouched servers hold; ``pool`` has the connector in both servers, and a store node. The first four share two
-servers. All servers are warm, and their prefix caches are emptied before each run."""
+``round_robin`` and ``cache_aware`` are vllm-router's; ``dynamo`` is Dynamo's KV router; ``upstream`` is our load
+balancer alone; ``agent`` places by what the untouched servers hold. These five share two servers. ``lmcache`` has
+LMCache's connector in both servers, its own server, and ``round_robin`` in front. ``pool`` has our connector in both
+servers, and a store node. All servers are warm, and their prefix caches are emptied before each run. A peer that cannot
+be installed is left out, and the table says why."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -13,13 +16,21 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from bench.engines_peers import dynamo_python, dynamo_side, lmcache_python, lmcache_side
 from bench.engines_sides import Side, ask, conductor_side, pool_side, router_side, two_servers, upstream_side
+from bench.peers import PeerUnavailable, peer_python
 from bench.report import Aim, Report, parser, progress
+from bench.router_sides import PEERS
 from launch import vllm
 from launch.process import ROOT
 from launch.vllm import VllmServer
@@ -36,6 +47,11 @@ KV_MIB = 192
 PROMPT, BLOCK_TOKENS = 2000, 32
 SAVED_S = 2.0
 """The time for a prompt's blocks to be in the pool."""
+SHARING = ("round_robin", "cache_aware", "dynamo", "upstream", "agent")
+"""The sides that share two servers."""
+OWN = ("lmcache", "pool")
+"""The sides whose servers have a connector."""
+LOADS = ("prefix_8", "prefix_24", "sharegpt")
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,7 @@ def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dic
         str(vllm.vllm_python()), "-m", "launch.vllm_main", "bench", "serve", "--backend", "openai",
         "--base-url", side.url, "--model", model.name, "--tokenizer", str(model), "--endpoint", "/v1/completions",
         *load.arguments, "--num-prompts", str(load.prompts), "--request-rate", str(load.rate), "--seed", str(seed),
-        "--ignore-eos", "--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99", "--save-result",
+        "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99", "--save-result",
         "--result-dir", str(folder), "--result-filename", result.name, "--disable-tqdm",
     ]  # fmt: skip
     environment = child_environment(ROOT, os.getpid()) | vllm.ENVIRONMENT
@@ -109,9 +125,12 @@ def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dic
     prompts = max(1.0, after["tokens"] - before["tokens"])
     return {
         "completed": told["completed"],
+        "output_tokens": told["total_output_tokens"],
         "ttft_mean_ms": told["mean_ttft_ms"],
         "ttft_p50_ms": told["p50_ttft_ms"],
         "ttft_p99_ms": told["p99_ttft_ms"],
+        "tpot_mean_ms": told["mean_tpot_ms"],
+        "tpot_p99_ms": told["p99_tpot_ms"],
         "tbt_mean_ms": told["mean_itl_ms"],
         "tbt_p99_ms": told["p99_itl_ms"],
         "hit_share": (after["local"] - before["local"] + after["loaded"] - before["loaded"]) / prompts,
@@ -123,21 +142,16 @@ def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dic
 
 def first_tokens(side: Side, model: str, rounds: int) -> dict[str, float]:
     """Returns the median times to the first token of new prompts of 2,000 tokens: computed, in the server's own cache,
-    in the pool, and at the other server. Raises :class:`RuntimeError` where blocks did not come from there."""
+    and in the pool. If the other server lends blocks, these are read, too. Raises :class:`RuntimeError` where blocks
+    did not come from there."""
     rng = random.Random(5)
     first, second = side.servers
-    found: dict[str, list[float]] = {"computed_ms": [], "own_ms": [], "pool_ms": [], "peer_ms": []}
-    plan = worker_pb2.Plan(request_id="bench")
-    plan.placement.policy = "bench"
-    plan.placement.fetches.add(
-        source_id=first.name,
-        source_address=side.addresses[first.name],
-        source=common_pb2.KV_SOURCE_PEER,
-        block_count=(PROMPT - 1) // BLOCK_TOKENS,
-    )
-    planned = {FIELD: {NAME: seal_plan(plan.SerializeToString(), b"")}}
+    ways: dict[str, dict[str, Any]] = {"pool_ms": {}}
+    if side.addresses:
+        ways["peer_ms"] = _planned(side, first)
+    found: dict[str, list[float]] = {"computed_ms": [], "own_ms": [], **{way: [] for way in ways}}
     for _ in range(rounds):
-        for way, extra in (("pool_ms", {}), ("peer_ms", planned)):
+        for way, extra in ways.items():
             prompt = [rng.randrange(97, 123) for _ in range(PROMPT)]
             found["computed_ms"].append(_ask_ms(first, model, prompt))
             found["own_ms"].append(_ask_ms(first, model, prompt))
@@ -149,16 +163,53 @@ def first_tokens(side: Side, model: str, rounds: int) -> dict[str, float]:
     return {way: statistics.median(times) for way, times in found.items()}
 
 
+def _planned(side: Side, first: VllmServer) -> dict[str, Any]:
+    """Returns the field of a request that has a prompt's blocks come from that server."""
+    plan = worker_pb2.Plan(request_id="bench")
+    plan.placement.policy = "bench"
+    plan.placement.fetches.add(
+        source_id=first.name,
+        source_address=side.addresses[first.name],
+        source=common_pb2.KV_SOURCE_PEER,
+        block_count=(PROMPT - 1) // BLOCK_TOKENS,
+    )
+    return {FIELD: {NAME: seal_plan(plan.SerializeToString(), b"")}}
+
+
 def _ask_ms(server: VllmServer, model: str, prompt: list[int], **fields: Any) -> float:
     began_s = time.monotonic()
     ask(server, model, prompt, **fields)
     return 1e3 * (time.monotonic() - began_s)
 
 
-def run(quick: bool, rounds: int) -> Report:
+def missing(wanted: Sequence[str]) -> dict[str, str]:
+    """Installs the peers of the wanted sides, and returns why a side has none."""
+    routers = partial(peer_python, *PEERS["vllm_router"])
+    needs: dict[str, list[Callable[[], Path]]] = {
+        "round_robin": [routers],
+        "cache_aware": [routers],
+        "dynamo": [dynamo_python],
+        "lmcache": [lmcache_python, routers],
+    }
+    found = {}
+    for name in wanted:
+        try:
+            for need in needs.get(name, []):
+                need()
+        except PeerUnavailable as error:
+            progress(f"no side {name}: {error}")
+            found[name] = str(error)
+    return found
+
+
+def run(quick: bool, rounds: int, sides: Sequence[str], names: Sequence[str]) -> Report:
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the servers' caches are emptied between loads
+    os.environ["LMCACHE_TRACK_USAGE"] = "false"  # else it reports to its makers
     report = Report("engines", {"model": SHAPE, "kv_mib": KV_MIB, "rounds": rounds, "vllm": vllm.VERSION})
-    model = vllm.small_checkpoint("bench", **SHAPE)
+    skipped = missing(sides)
+    report.config["skipped"] = skipped
+    wanted = [name for name in sides if name not in skipped]
+    model = vllm.small_checkpoint("bench-text", text=1, **SHAPE)
     more = ("--kv-cache-memory-bytes", str(KV_MIB << 20))
     cells: dict[str, dict[str, list[dict[str, float]]]] = {}
 
@@ -171,51 +222,107 @@ def run(quick: bool, rounds: int) -> Report:
     with tempfile.TemporaryDirectory(prefix="pinyon-bench-") as scratch:
         folder = Path(scratch)
         for number in range(rounds):
-            wanted = list(enumerate(loads(quick, folder, number)))
-            with two_servers(model, more, folder) as plain:
-                sides = [
-                    partial(router_side, "round_robin", plain, folder),
-                    partial(router_side, "cache_aware", plain, folder),
-                    partial(upstream_side, plain, folder),
-                    partial(conductor_side, plain, model, folder),
-                ]
-                for place, load in wanted:
-                    for start in sides[number % 4 :] + sides[: number % 4]:
-                        with start() as side:  # what is not measured does not run
+            places = [each for each in enumerate(loads(quick, folder, number)) if each[1].name in names]
+            sharing = [name for name in SHARING if name in wanted]
+            if sharing:
+                at = number % len(sharing)
+                with two_servers(model, more, folder) as plain:
+                    starts: dict[str, Callable[[], AbstractContextManager[Side]]] = {
+                        "round_robin": partial(router_side, "round_robin", plain, folder),
+                        "cache_aware": partial(router_side, "cache_aware", plain, folder),
+                        "dynamo": partial(dynamo_side, plain, model, folder),
+                        "upstream": partial(upstream_side, plain, folder),
+                        "agent": partial(conductor_side, plain, model, folder),
+                    }
+                    for place, load in places:
+                        for name in sharing[at:] + sharing[:at]:
+                            with starts[name]() as side:  # what is not measured does not run
+                                take(side, place, load)
+            for name, start in (("lmcache", lmcache_side), ("pool", pool_side)):
+                if name in wanted:
+                    with start(model, more, folder) as side:
+                        for place, load in places:
                             take(side, place, load)
-            with pool_side(model, more, folder) as side:
-                for place, load in wanted:
-                    take(side, place, load)
-                found = first_tokens(side, model.name, 2 if quick else 4)
-                cells.setdefault("first_token", {}).setdefault("pool", []).append(found)
+                        found = first_tokens(side, model.name, 2 if quick else 4)
+                        cells.setdefault("first_token", {}).setdefault(name, []).append(found)
     for name, by in cells.items():
         report.results[name] = {
             side: {key: statistics.median(each[key] for each in told) for key in told[0]} for side, told in by.items()
         }
     report.aims = aims(report.results)
+    Console(stderr=True).print(*tables(report.results, skipped), sep="\n")
     return report
 
 
-def aims(results: dict[str, Any]) -> list[Aim]:
+def tables(results: dict[str, Any], skipped: dict[str, str]) -> list[Table]:
+    """Returns a table of each load for people: mean and P99 in ms, and why a side has no row."""
     made = []
-    for load in ("prefix_8", "prefix_24"):
-        told = {side: each["ttft_mean_ms"] for side, each in results[load].items()}
-        others = min(each for side, each in told.items() if side != "pool")
-        made.append(Aim(f"mean TTFT with the pool / the best other, {load}", 1.0, told["pool"] / others))
-    told = {side: each["ttft_mean_ms"] for side, each in results["sharegpt"].items()}
-    made += [
-        Aim(f"mean TTFT with {side} / round robin, nothing shared", 1.05, told[side] / told["round_robin"])
-        for side in ("agent", "pool")
-    ]
+    for load in LOADS:
+        if load not in results:
+            continue
+        table = Table(title=f"{load}: mean / P99 in ms", title_justify="left")
+        for column in (
+            "side",
+            "TTFT",
+            "time per output token",
+            "between tokens",
+            "reused",
+            "loaded",
+            "answers",
+            "tokens",
+        ):
+            table.add_column(column)
+        for side, told in results[load].items():
+            pairs = (f"{told[f'{key}_mean_ms']:,.0f} / {told[f'{key}_p99_ms']:,.0f}" for key in ("ttft", "tpot", "tbt"))
+            shares = (f"{told[key]:.0%}" for key in ("hit_share", "loaded_share"))
+            counts = (f"{told[key]:,.0f}" for key in ("completed", "output_tokens"))
+            table.add_row(side, *pairs, *shares, *counts)
+        for side, why in skipped.items():
+            table.add_row(side, f"left out: {why}")
+        made.append(table)
     return made
 
 
+def aims(results: dict[str, Any]) -> list[Aim]:
+    """Returns the aims for which all sides were measured."""
+    made = []
+    for load in ("prefix_8", "prefix_24"):
+        told = {side: each["ttft_mean_ms"] for side, each in results.get(load, {}).items()}
+        others = [each for side, each in told.items() if side != "pool"]
+        if "pool" in told and others:
+            made.append(Aim(f"mean TTFT with the pool / the best other, {load}", 1.0, told["pool"] / min(others)))
+    told = {side: each["ttft_mean_ms"] for side, each in results.get("sharegpt", {}).items()}
+    if "round_robin" in told:
+        made += [
+            Aim(f"mean TTFT with {side} / round robin, nothing shared", 1.05, told[side] / told["round_robin"])
+            for side in ("agent", "pool")
+            if side in told
+        ]
+    return made
+
+
+def chosen(among: Sequence[str]) -> Callable[[str], list[str]]:
+    """Returns a parser of an option's names, in their usual order."""
+
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        if unknown := [name for name in given if name not in among]:
+            raise argparse.ArgumentTypeError(f"there is no {unknown[0]!r} among {', '.join(among)}")
+        return [name for name in among if name in given]
+
+    return read
+
+
 def main() -> None:
+    sides = (*SHARING, *OWN)
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=1, help="repeat everything so often, in another order")
+    options.add_argument(
+        "--sides", type=chosen(sides), default=list(sides), help="only these sides, with commas between"
+    )
+    options.add_argument("--loads", type=chosen(LOADS), default=list(LOADS), help="only these loads")
     given = options.parse_args()
-    report = run(given.quick, given.rounds)
-    report.emit()
+    run(given.quick, given.rounds, given.sides, given.loads).emit()
 
 
 if __name__ == "__main__":

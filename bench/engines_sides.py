@@ -95,22 +95,30 @@ def ask(server: VllmServer, model: str, prompt: list[int], **fields: Any) -> Non
 
 
 @contextlib.contextmanager
-def two_servers(model: Path, more: Sequence[str], folder: Path) -> Iterator[list[VllmServer]]:
-    """Runs two vLLM servers that publish their KV events, and know nothing of us."""
+def two_servers(
+    model: Path,
+    more: Sequence[str],
+    folder: Path,
+    *,
+    name: str = "plain",
+    events: bool = True,
+    python: Path | None = None,
+) -> Iterator[list[VllmServer]]:
+    """Runs two vLLM servers that know nothing of us. They publish their KV events where these are wanted."""
     with HeldPorts() as ports:
         servers = []
         for number in range(2):
-            events, replay, port = (ports.take("127.0.0.1") for _ in range(3))
+            live, replay, port = (ports.take("127.0.0.1") for _ in range(3))
             config = (
-                f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{events}",'
+                f'{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:{live}",'
                 f'"replay_endpoint":"tcp://*:{replay}"}}'
             )
-            name = f"plain-{number}"
+            each = f"{name}-{number}"
             server = VllmServer(
-                name, model, model.name, "127.0.0.1", port, None, folder / f"{name}.log",
-                (*more, "--kv-events-config", config),
+                each, model, model.name, "127.0.0.1", port, None, folder / f"{each}.log",
+                (*more, *(("--kv-events-config", config) if events else ())), python=python,
             )  # fmt: skip
-            server.endpoints_of_events = (events, replay)  # type: ignore[attr-defined]
+            server.endpoints_of_events = (live, replay)  # type: ignore[attr-defined]
             servers.append(server)
             server.spawn()
         try:

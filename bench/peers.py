@@ -19,13 +19,21 @@ class PeerUnavailable(Exception):
 
 
 def peer_python(
-    requirement: str, module: str, hint: str = "", home: Path = _HOME, also: Sequence[str] = (), *, alone: bool = False
+    requirement: str,
+    module: str,
+    hint: str = "",
+    home: Path = _HOME,
+    also: Sequence[str] = (),
+    *,
+    alone: bool = False,
+    beside: Path | None = None,
 ) -> Path:
     """Returns the interpreter of an environment that holds ``requirement`` (``name==version``), made on first use.
 
     ``module`` must import there, else the peer counts as unavailable; ``hint``, such as a system package that it needs,
     is then added to the reason. ``also`` are further requirements, of the program that asks the peer. ``alone`` leaves
-    out all dependencies but ``also``. Raises :class:`PeerUnavailable`."""
+    out all dependencies but ``also``. ``beside`` is another environment, whose packages are there too, untouched.
+    Raises :class:`PeerUnavailable`."""
     folder = home / requirement.replace("==", "-")
     python = folder / "bin" / "python"
     complete = folder / ".complete"
@@ -44,6 +52,9 @@ def peer_python(
             *(("--no-deps",) if alone else ()),
         ]
         _call([*pip, requirement, *also], _INSTALL_S, f"cannot install {requirement}")
+        if beside is not None:
+            (packages,), (others,) = (each.glob("lib/python3*/site-packages") for each in (folder, beside))
+            (packages / "beside.pth").write_text(f"{others}\n")
         complete.touch()
     _call([str(python), "-c", f"import {module}"], _IMPORT_S, f"{requirement} does not load{hint and f' ({hint})'}")
     return python

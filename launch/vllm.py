@@ -84,12 +84,14 @@ class VllmServer(ServiceProcess):
         log_path: Path | None,
         more: Sequence[str] = (),
         say: Progress = lambda _: None,
+        python: Path | None = None,
     ) -> None:
-        """Takes the settings of the connector, or None for a server without it."""
+        """Takes the settings of the connector, or None for a server without it; and a Python that has vLLM and more."""
         super().__init__(name, "vllm", [], log_path)
         self.start_s = START_S
         self.url = f"http://{host}:{port}"
         self._say, self._spawned_s, self._said_s = say, 0.0, 0.0
+        self._python = python
         transfer = {
             "kv_connector": "PinyonConnector",
             "kv_connector_module_path": "pinyon.vllm",
@@ -112,7 +114,7 @@ class VllmServer(ServiceProcess):
         environment.pop("PYTHONSAFEPATH", None)  # vLLM starts its processes by files beside it
         with nullcontext() if self.log_path is None else self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [str(vllm_python()), "-m", "launch.vllm_main", *self.arguments],
+                [str(self._python or vllm_python()), "-m", "launch.vllm_main", *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=None if log is None else subprocess.STDOUT,
