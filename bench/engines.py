@@ -9,6 +9,7 @@ be installed is left out, and the table says why."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from launch.process import ROOT
 from launch.vllm import VllmServer
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
+from pinyon.core.errors import Unavailable
 from pinyon.messages.plan import FIELD, NAME, seal_plan
 from pinyon.runtime.process import child_environment
 
@@ -51,6 +53,8 @@ SHARING = ("round_robin", "cache_aware", "dynamo", "upstream", "agent")
 """The sides that share two servers."""
 OWN = ("lmcache", "pool")
 """The sides whose servers have a connector."""
+OURS = ("upstream", "agent", "pool")
+Start = Callable[[], AbstractContextManager[Side]]
 LOADS = ("prefix_8", "prefix_24", "sharegpt")
 
 
@@ -202,9 +206,26 @@ def missing(wanted: Sequence[str]) -> dict[str, str]:
     return found
 
 
+@contextlib.contextmanager
+def started(name: str, start: Start, skipped: dict[str, str]) -> Iterator[Side | None]:
+    """Yields the side, or None and notes the reason if it is a peer that does not start: the others are measured."""
+    with contextlib.ExitStack() as stack:
+        side = None
+        if name not in skipped:
+            try:
+                side = stack.enter_context(start())
+            except (RuntimeError, Unavailable) as error:
+                if name in OURS:
+                    raise
+                progress(f"no side {name}: {error}")
+                skipped[name] = f"it does not start: {error}"
+        yield side
+
+
 def run(quick: bool, rounds: int, sides: Sequence[str], names: Sequence[str]) -> Report:
     os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the servers' caches are emptied between loads
     os.environ["LMCACHE_TRACK_USAGE"] = "false"  # else it reports to its makers
+    os.environ["LMCACHE_LOG_LEVEL"] = "WARNING"  # else it writes lines for each request, as no other side does
     report = Report("engines", {"model": SHAPE, "kv_mib": KV_MIB, "rounds": rounds, "vllm": vllm.VERSION})
     skipped = missing(sides)
     report.config["skipped"] = skipped
@@ -227,7 +248,7 @@ def run(quick: bool, rounds: int, sides: Sequence[str], names: Sequence[str]) ->
             if sharing:
                 at = number % len(sharing)
                 with two_servers(model, more, folder) as plain:
-                    starts: dict[str, Callable[[], AbstractContextManager[Side]]] = {
+                    starts: dict[str, Start] = {
                         "round_robin": partial(router_side, "round_robin", plain, folder),
                         "cache_aware": partial(router_side, "cache_aware", plain, folder),
                         "dynamo": partial(dynamo_side, plain, model, folder),
@@ -236,11 +257,14 @@ def run(quick: bool, rounds: int, sides: Sequence[str], names: Sequence[str]) ->
                     }
                     for place, load in places:
                         for name in sharing[at:] + sharing[:at]:
-                            with starts[name]() as side:  # what is not measured does not run
-                                take(side, place, load)
+                            with started(name, starts[name], skipped) as side:  # what is not measured does not run
+                                if side is not None:
+                                    take(side, place, load)
             for name, start in (("lmcache", lmcache_side), ("pool", pool_side)):
-                if name in wanted:
-                    with start(model, more, folder) as side:
+                if name not in wanted:
+                    continue
+                with started(name, partial(start, model, more, folder), skipped) as side:
+                    if side is not None:
                         for place, load in places:
                             take(side, place, load)
                         found = first_tokens(side, model.name, 2 if quick else 4)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bench.engines import LOADS, OWN, SHARING, aims, chosen, missing, tables
+from bench.engines import LOADS, OWN, SHARING, aims, chosen, missing, started, tables
 from bench.engines_dynamo import Worker
+from bench.engines_sides import Side
 from bench.peers import PeerUnavailable
 
 SIDES = (*SHARING, *OWN)
@@ -57,6 +60,20 @@ def test_a_peer_that_is_not_installed_has_a_reason(monkeypatch) -> None:
 
     monkeypatch.setattr("bench.engines.dynamo_python", fails)
     assert missing(["dynamo", "upstream", "agent", "pool"]) == {"dynamo": "no wheel"}
+
+
+def test_only_a_peer_may_fail_to_start() -> None:
+    @contextlib.contextmanager
+    def start() -> Iterator[Side]:
+        raise RuntimeError("no answer")
+        yield
+
+    skipped: dict[str, str] = {}
+    with started("lmcache", start, skipped) as side:
+        assert side is None
+    assert skipped == {"lmcache": "it does not start: no answer"}
+    with pytest.raises(RuntimeError, match="no answer"), started("pool", start, {}):
+        pass
 
 
 class Answer:
