@@ -119,7 +119,7 @@ def dynamo_side(servers: list[VllmServer], model: Path, folder: Path) -> Iterato
             arguments = (server.url, f"tcp://127.0.0.1:{events}", str(model), model.name, json.dumps(_known(server)))
             pids.append(start(server.name, [*worker, "worker", *arguments]))
         _until_healthy(f"http://127.0.0.1:{port}/health", START_S)
-        _until_workers(f"http://127.0.0.1:{port}/health", len(servers))
+        _until_workers(f"http://127.0.0.1:{port}", len(servers))
         yield Side("dynamo", f"http://127.0.0.1:{port}", pids, servers)
 
 
@@ -160,12 +160,14 @@ def _running(command: Sequence[str], log_path: Path, environment: Mapping[str, s
 
 
 def _until_workers(url: str, number: int) -> None:
+    """Waits until the frontend has a model, and so many workers for it."""
     deadline_s = time.monotonic() + START_S
-    while True:
-        with urlopen(url, timeout=10) as answer:
+    while time.monotonic() < deadline_s:
+        with urlopen(f"{url}/health", timeout=10) as answer:
             instances = json.load(answer).get("instances", [])
-        if sum(each["endpoint"] == "generate" for each in instances) == number:
+        with urlopen(f"{url}/v1/models", timeout=10) as answer:
+            models = json.load(answer)["data"]
+        if models and sum(each["endpoint"] == "generate" for each in instances) == number:
             return
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"Dynamo's frontend did not find {number} workers in {START_S:g} s")
         time.sleep(0.2)
+    raise RuntimeError(f"Dynamo's frontend did not find {number} workers in {START_S:g} s")
