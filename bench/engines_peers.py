@@ -13,7 +13,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from bench.engines_sides import Side, router_side, two_servers
 from bench.peers import peer_python
@@ -119,7 +120,7 @@ def dynamo_side(servers: list[VllmServer], model: Path, folder: Path) -> Iterato
             arguments = (server.url, f"tcp://127.0.0.1:{events}", str(model), model.name, json.dumps(_known(server)))
             pids.append(start(server.name, [*worker, "worker", *arguments]))
         _until_healthy(f"http://127.0.0.1:{port}/health", START_S)
-        _until_workers(f"http://127.0.0.1:{port}", len(servers))
+        _until_served(f"http://127.0.0.1:{port}", model.name, len(servers))
         yield Side("dynamo", f"http://127.0.0.1:{port}", pids, servers)
 
 
@@ -159,15 +160,19 @@ def _running(command: Sequence[str], log_path: Path, environment: Mapping[str, s
             process.wait()
 
 
-def _until_workers(url: str, number: int) -> None:
-    """Waits until the frontend has a model, and so many workers for it."""
+def _until_served(url: str, model: str, number: int) -> None:
+    """Waits until the frontend has so many workers, and an answer to a small prompt."""
     deadline_s = time.monotonic() + START_S
+    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
     while time.monotonic() < deadline_s:
         with urlopen(f"{url}/health", timeout=10) as answer:
             instances = json.load(answer).get("instances", [])
-        with urlopen(f"{url}/v1/models", timeout=10) as answer:
-            models = json.load(answer)["data"]
-        if models and sum(each["endpoint"] == "generate" for each in instances) == number:
-            return
+        if sum(each["endpoint"] == "generate" for each in instances) == number:
+            request = Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+            with (
+                contextlib.suppress(HTTPError),
+                urlopen(request, timeout=60),
+            ):  # 404 until it has read the model's files
+                return
         time.sleep(0.2)
-    raise RuntimeError(f"Dynamo's frontend did not find {number} workers in {START_S:g} s")
+    raise RuntimeError(f"Dynamo's frontend did not serve {number} workers in {START_S:g} s")
