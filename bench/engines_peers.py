@@ -93,7 +93,7 @@ def dynamo_side(servers: list[VllmServer], model: Path, folder: Path) -> Iterato
     home.mkdir()
     environment = {
         "DYN_FILE_KV": str(home / "kv"),
-        "DYN_LOG": "warn,request_span=warn",  # else a line for each request
+        "DYN_LOG": "warn",  # it writes a line for each request all the same
         "DYN_TCP_RPC_HOST": "127.0.0.1",
         "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
         "DYN_EVENT_PLANE_HOST": "127.0.0.1",
