@@ -12,16 +12,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-RECORDED = Path(__file__).parent / "data" / "vllm_interface.json"
+RECORDED = Path(__file__).parent / "data" / "vllm_interface"
+VERSIONS = sorted(
+    (path.stem for path in RECORDED.glob("*.json")), key=lambda name: [int(part) for part in name.split(".")]
+)
+"""The versions with a recorded interface, the newest last."""
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
-def recorded() -> dict[str, dict[str, list[str]]]:
+@cache
+def recorded(version: str = VERSIONS[-1]) -> dict[str, dict[str, list[str]]]:
     """Returns the recorded names and arguments, by class and method."""
-    interface: dict[str, dict[str, list[str]]] = json.loads(RECORDED.read_text())
+    interface: dict[str, dict[str, list[str]]] = json.loads((RECORDED / f"{version}.json").read_text())
     return interface
 
 
@@ -176,9 +182,16 @@ class Engine:
     ``work`` is given each step's jobs when the step runs, and returns the workers' output."""
 
     def __init__(
-        self, side: Any, pool: BlockPool, block_tokens: int, work: Callable[[Any], Any], step_tokens: int = 64
-    ):
+        self,
+        side: Any,
+        pool: BlockPool,
+        block_tokens: int,
+        work: Callable[[Any], Any],
+        step_tokens: int = 64,
+        version: str = VERSIONS[-1],
+    ) -> None:
         self.side, self.pool, self.size, self._work, self._budget = side, pool, block_tokens, work, step_tokens
+        self._waits_for_frees = "has_pending_block_frees" in recorded(version)["KVConnectorBase_V1"]
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -260,6 +273,7 @@ class Engine:
         for name, count in scheduled.items():
             self._cache(self.requests[name], self.requests[name].num_computed_tokens + count)
         jobs = self.side.step(output)
+        assert scheduled or not (jobs.saves or jobs.complete), "before 0.32, wait_for_save comes only after computing"
         self._compute(scheduled)
         self._after(scheduled, self._work(jobs))
 
@@ -298,7 +312,7 @@ class Engine:
     def _grow(self, request: Request, tokens: int, preempt: bool = True) -> list[Block] | None:
         wanted = -(-tokens // self.size) - len(request.blocks)
         while wanted > self.pool.get_num_free_blocks():
-            if not preempt or not self.running or self.side.frees:
+            if not preempt or not self.running or (self._waits_for_frees and self.side.frees):
                 return None
             last = self.running[-1]
             self._preempt(last)

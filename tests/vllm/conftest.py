@@ -20,6 +20,10 @@ from pinyon.core.errors import Unavailable
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 
 
+def pytest_report_header() -> str:
+    return f"vLLM: {vllm.VERSION}"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = ""
     if not os.environ.get("PINYON_TEST_VLLM"):

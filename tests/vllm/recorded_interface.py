@@ -1,4 +1,6 @@
-"""Writes vLLM's interface as this version has it; run by the Python that has vLLM.
+"""Writes vLLM's interface as this version has it into the named file; run by the Python that has vLLM.
+
+``tests/data/vllm_interface`` has such a file for each version that was tried.
 
 The names and arguments of what the connector implements, calls and reads."""
 
@@ -7,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 import sys
 import typing
+from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -107,4 +111,6 @@ def interface() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(interface(), sys.stdout, indent=1, sort_keys=True)
+    lines = json.dumps(interface(), indent=1, sort_keys=True)
+    text = re.sub(r"\[[^]]*]", lambda names: json.dumps(json.loads(names[0])), lines)
+    Path(sys.argv[1]).write_text(text + "\n")

@@ -9,19 +9,20 @@ import subprocess
 from pathlib import Path
 
 from launch.process import ROOT
-from launch.vllm import START_S, vllm_python
+from launch.vllm import START_S, VERSION, vllm_python
 from pinyon.runtime.process import child_environment
 from tests.vllm.ask import ask
 from tests.vllm.conftest import serving
 from tests.vllm_double import recorded
 
 
-def test_the_recorded_interface_is_that_of_the_real_one() -> None:
-    printed = subprocess.run(
-        [str(vllm_python()), "-m", "tests.vllm.recorded_interface"],
-        env=child_environment(ROOT, os.getpid()), capture_output=True, text=True, timeout=START_S, check=True,
+def test_the_recorded_interface_is_that_of_the_real_one(tmp_path: Path) -> None:
+    written = tmp_path / f"{VERSION}.json"
+    subprocess.run(
+        [str(vllm_python()), "-m", "tests.vllm.recorded_interface", str(written)],
+        env=child_environment(ROOT, os.getpid()), timeout=START_S, check=True,
     )  # fmt: skip
-    assert json.loads(printed.stdout) == recorded()
+    assert json.loads(written.read_text()) == recorded(VERSION)
 
 
 def test_vllm_calls_in_the_recorded_order(model: Path, tmp_path: Path) -> None:

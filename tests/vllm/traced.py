@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from launch.vllm import VERSION
 from pinyon.vllm import PinyonConnector as Plain
 from tests.vllm_double import recorded
 
@@ -24,5 +25,5 @@ def _traced(name: str) -> Callable[..., Any]:
     return call
 
 
-NAMES = [*recorded()["KVConnectorBase_V1"], "clear_connector_metadata"]
+NAMES = [*recorded(VERSION)["KVConnectorBase_V1"], "clear_connector_metadata"]
 PinyonConnector = type("PinyonConnector", (Plain,), {name: _traced(name) for name in NAMES})

@@ -128,6 +128,23 @@ def test_unknown_suite_is_answered_with_the_near_one():
     assert "there is no suite tests/integraton (did you mean 'integration'?); there are: chaos" in answered.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (("vllm", "--version", "0.1"), "--version 0.1: the connector was tried with vLLM 0."),
+        (("--version=x", "vllm"), "--version x: the connector was tried with vLLM 0."),
+        (("vllm", "-x", "--version"), "--version takes a version, as in: ./dev test vllm --version 0."),
+        (("vllm", "nosuite", "--version", "0.24"), "there is no suite tests/nosuite"),  # the version is a good one
+    ],
+)
+def test_an_unknown_version_of_vllm_is_refused_in_a_line(arguments, first):
+    answered = said("test", *arguments)
+    assert answered.returncode == 1
+    line, verdict = answered.stderr.splitlines()
+    assert line.startswith(first)
+    assert verdict.startswith("FAILED ./dev test: exit code 1")
+
+
 def test_every_command_is_in_the_help():
     branches = re.findall(r"^([a-z]+)\)", (ROOT / "dev").read_text().partition("\ncase $command in")[2], re.MULTILINE)
     shown = re.findall(r"^  ([a-z]+) {2,}\S|^  ([a-z]+) \[", said("help").stdout, re.MULTILINE)

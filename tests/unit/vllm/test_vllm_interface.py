@@ -1,4 +1,4 @@
-"""The connector has vLLM's methods and arguments, as recorded from the newest version that was tried."""
+"""The connector has vLLM's methods and arguments, as recorded from each version that was tried."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launch.process import ROOT
 from pinyon.core.errors import InvalidArgument
 from pinyon.core.layout import KvLayout
 from pinyon.core.orders import FetchSpan, KvSource
@@ -20,21 +21,44 @@ from pinyon.vllm.jobs import LoadJob, RankFacts, SaveJob, StepJobs, StepNews
 from pinyon.vllm.parts import ConnectorParts
 from pinyon.vllm.scheduler_parts import model_fingerprint
 from pinyon.vllm.settings import load_vllm_settings, server_url
-from tests.vllm_double import Block, ConnectorBase, Output, Request, Role, recorded
+from tests.vllm_double import VERSIONS, Block, ConnectorBase, Output, Request, Role, recorded
 
 
-def test_the_connector_s_methods_have_vllm_s_arguments() -> None:
-    for name, arguments in recorded()["KVConnectorBase_V1"].items():
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_connector_s_methods_have_vllm_s_arguments(version: str) -> None:
+    for name, arguments in recorded(version)["KVConnectorBase_V1"].items():
         method = getattr(PinyonConnector, name, None) or getattr(ConnectorBase, name)
         assert list(inspect.signature(method).parameters) == arguments, name
 
 
-def test_the_double_has_the_recorded_fields() -> None:
-    there: dict[str, Any] = recorded()["fields"]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_double_has_the_recorded_fields(version: str) -> None:
+    there: dict[str, Any] = recorded(version)["fields"]
     names = {field.name for field in fields(Request)} | set(dir(Request))
     assert set(there["Request"]) <= names
     assert set(there["KVCacheBlock"]) <= {field.name for field in fields(Block)}
     assert Output(**dict.fromkeys(there["SchedulerOutput"]))
+
+
+NEWER = {"has_pending_block_frees": "0.32.0"}
+"""Methods that the connector can do without, and the first versions that were seen to have them."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_has_what_the_connector_needs(version: str) -> None:
+    there, newest = recorded(version), recorded()
+    assert there["fields"] == newest["fields"]
+    later = {name for name, first in NEWER.items() if VERSIONS.index(version) < VERSIONS.index(first)}
+    assert set(newest["KVConnectorBase_V1"]) - set(there["KVConnectorBase_V1"]) == later
+
+
+def test_the_newest_version_with_a_record_is_the_default() -> None:
+    for name, default in (
+        ("launch/vllm.py", 'get("PINYON_ENGINE_VERSION", "{}")'),
+        ("tools/vllm.sh", "PINYON_ENGINE_VERSION:-{}"),
+        ("deploy/vllm.Dockerfile", "ARG VLLM={}\n"),
+    ):
+        assert default.format(VERSIONS[-1]) in (ROOT / name).read_text(), f"the newest is the default in {name}"
 
 
 def test_sources_and_layouts_survive_pickling() -> None:

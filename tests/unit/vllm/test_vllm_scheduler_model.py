@@ -17,7 +17,7 @@ from pinyon.vllm.jobs import Loaded, LoadJob, SaveJob, StepJobs, StepNews
 from pinyon.vllm.prompt_keys import KeySpace
 from pinyon.vllm.scheduler import SchedulerSide
 from pinyon.vllm.times import Times
-from tests.vllm_double import BlockPool, Engine, Request
+from tests.vllm_double import VERSIONS, BlockPool, Engine, Request
 
 SIZE = 4
 RANKS = 2
@@ -42,7 +42,8 @@ class World:
             self.space, RANKS, self._look, Times("x", SIZE), lambda: self.now_s,
             look_s=5.0, saves=True, pinned_share=rng.choice((0.1, 0.5)), secret=b"",
         )  # fmt: skip
-        self.engine = Engine(self.side, self.pool, SIZE, self.work, step_tokens=rng.choice((8, 64)))
+        steps, version = rng.choice((8, 64)), rng.choice(VERSIONS)
+        self.engine = Engine(self.side, self.pool, SIZE, self.work, step_tokens=steps, version=version)
         self.lent: dict[bytes, int] = {}
         """The blocks that other instances may read, by key."""
         self.forgets = rng.random() < 0.2
