@@ -1,4 +1,4 @@
-"""Batches as vLLM's own encoder writes them: vLLM 0.32 as maps, versions before it as lists."""
+"""Batches as vLLM's own encoder writes them: vLLM 0.24 to 0.32 as maps, some older versions as lists."""
 
 from __future__ import annotations
 
