@@ -295,7 +295,7 @@ def tables(results: dict[str, Any], skipped: dict[str, str]) -> list[Table]:
             "answers",
             "tokens",
         ):
-            table.add_column(column)
+            table.add_column(column, no_wrap=column == "side")
         for side, told in results[load].items():
             pairs = (f"{told[f'{key}_mean_ms']:,.0f} / {told[f'{key}_p99_ms']:,.0f}" for key in ("ttft", "tpot", "tbt"))
             shares = (f"{told[key]:.0%}" for key in ("hit_share", "loaded_share"))
