@@ -13,7 +13,7 @@ from pinyon.runtime.security import Security, load_watched_security
 from pinyon.runtime.watch import FileWatch
 from pinyon.vllm.settings import VllmSettings, load_vllm_settings
 
-TRIED = ("0.24", "0.32")
+TRIED = ("0.24", "0.29", "0.32")
 """The minor versions of vLLM that the tests were run with."""
 KINDS = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
 """The kinds of KV that only the tokens before it make, and whose blocks stay for a whole prompt."""

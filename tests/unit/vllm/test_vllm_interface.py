@@ -18,7 +18,7 @@ from pinyon.core.orders import FetchSpan, KvSource
 from pinyon.core.request import RequestClass
 from pinyon.vllm import PinyonConnector
 from pinyon.vllm.jobs import LoadJob, RankFacts, SaveJob, StepJobs, StepNews
-from pinyon.vllm.parts import ConnectorParts
+from pinyon.vllm.parts import TRIED, ConnectorParts
 from pinyon.vllm.scheduler_parts import model_fingerprint
 from pinyon.vllm.settings import load_vllm_settings, server_url
 from tests.vllm_double import VERSIONS, Block, ConnectorBase, Output, Request, Role, recorded
@@ -52,7 +52,8 @@ def test_each_version_has_what_the_connector_needs(version: str) -> None:
     assert set(newest["KVConnectorBase_V1"]) - set(there["KVConnectorBase_V1"]) == later
 
 
-def test_the_newest_version_with_a_record_is_the_default() -> None:
+def test_the_versions_with_a_record_are_those_that_were_tried() -> None:
+    assert [version.rpartition(".")[0] for version in VERSIONS] == list(TRIED)
     for name, default in (
         ("launch/vllm.py", 'get("PINYON_ENGINE_VERSION", "{}")'),
         ("tools/vllm.sh", "PINYON_ENGINE_VERSION:-{}"),
