@@ -3,8 +3,9 @@
 ``round_robin`` and ``cache_aware`` are vllm-router's; ``dynamo`` is Dynamo's KV router; ``upstream`` is our load
 balancer alone; ``agent`` places by what the untouched servers hold. These five share two servers. ``lmcache`` has
 LMCache's connector in both servers, its own server, and ``round_robin`` in front. ``pool`` has our connector in both
-servers, and a store node. All servers are warm, and their prefix caches are emptied before each run. A peer that cannot
-be installed is left out, and the table says why."""
+servers, and a store node. ``pairs`` has the same with one server for prompts, and one that decodes. All servers are
+warm, and their prefix caches are emptied before each run. A peer that cannot be installed is left out, and the table
+says why."""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ from pinyon.messages.plan import FIELD, NAME, seal_plan
 from pinyon.runtime.process import child_environment
 
 CLIENT_S = 900.0
+pairs_side = partial(pool_side, name="pairs")
 SHAPE = {"hidden": 512, "layers": 8, "heads": 8}
 """A model that takes a second and a half for 1,000 tokens on one thread here."""
 KV_MIB = 192
@@ -51,11 +53,11 @@ SAVED_S = 2.0
 """The time for a prompt's blocks to be in the pool."""
 SHARING = ("round_robin", "cache_aware", "dynamo", "upstream", "agent")
 """The sides that share two servers."""
-OWN = ("lmcache", "pool")
+OWN = ("lmcache", "pool", "pairs")
 """The sides whose servers have a connector."""
-OURS = ("upstream", "agent", "pool")
+OURS = ("upstream", "agent", "pool", "pairs")
 Start = Callable[[], AbstractContextManager[Side]]
-LOADS = ("prefix_8", "prefix_24", "sharegpt")
+LOADS = ("prefix_8", "prefix_24", "sharegpt", "long_beside")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,11 @@ def loads(quick: bool, folder: Path, seed: int) -> list[Load]:
     shared = folder / "sharegpt.json"
     shared.write_text(json.dumps(_conversations(many, seed)))
     nothing = ("--dataset-name", "sharegpt", "--dataset-path", str(shared))
-    return [*prefixes, Load("sharegpt", 0.7, many, nothing)]
+    mixed = folder / "long_beside.jsonl"
+    mixed.write_text("".join(f"{json.dumps(each)}\n" for each in _long_beside(many, seed)))
+    custom = ("--dataset-name", "custom", "--dataset-path", str(mixed), "--custom-output-len", "-1")
+    beside = Load("long_beside", 0.5, many, (*custom, "--skip-chat-template"))
+    return [*prefixes, Load("sharegpt", 0.7, many, nothing), beside]
 
 
 def _prefixes(number: int) -> tuple[str, ...]:
@@ -104,6 +110,13 @@ def _conversations(count: int, seed: int) -> list[dict[str, Any]]:
         }
         for number in range(count * 2)
     ]
+
+
+def _long_beside(count: int, seed: int) -> list[dict[str, Any]]:
+    """Returns prompts that share nothing: four short ones with longer answers to each long one."""
+    rng = random.Random(seed)
+    sizes = ((PROMPT, 4) if number % 5 == 2 else (100, 48) for number in range(count))
+    return [{"prompt": "".join(rng.choices("abcdefghij ", k=k)), "output_tokens": tokens} for k, tokens in sizes]
 
 
 def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dict[str, float]:
@@ -260,13 +273,15 @@ def run(quick: bool, rounds: int, sides: Sequence[str], names: Sequence[str]) ->
                             with started(name, starts[name], skipped) as side:  # what is not measured does not run
                                 if side is not None:
                                     take(side, place, load)
-            for name, start in (("lmcache", lmcache_side), ("pool", pool_side)):
+            for name, start in (("lmcache", lmcache_side), ("pool", pool_side), ("pairs", pairs_side)):
                 if name not in wanted:
                     continue
                 with started(name, partial(start, model, more, folder), skipped) as side:
                     if side is not None:
                         for place, load in places:
                             take(side, place, load)
+                        if name == "pairs":
+                            continue  # one of its servers gets prompts only
                         found = first_tokens(side, model.name, 2 if quick else 4)
                         cells.setdefault("first_token", {}).setdefault(name, []).append(found)
     for name, by in cells.items():
@@ -315,6 +330,10 @@ def aims(results: dict[str, Any]) -> list[Aim]:
         others = [each for side, each in told.items() if side != "pool"]
         if "pool" in told and others:
             made.append(Aim(f"mean TTFT with the pool / the best other, {load}", 1.0, told["pool"] / min(others)))
+    between = {side: each["tbt_p99_ms"] for side, each in results.get("long_beside", {}).items()}
+    if "pool" in between and "pairs" in between:
+        ratio = between["pairs"] / between["pool"]
+        made.append(Aim("P99 between tokens, prompts apart / in the pool, long prompts beside", 1.0, ratio))
     told = {side: each["ttft_mean_ms"] for side, each in results.get("sharegpt", {}).items()}
     if "round_robin" in told:
         made += [

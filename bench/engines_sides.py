@@ -181,19 +181,21 @@ def conductor_side(servers: list[VllmServer], model: Path, folder: Path) -> Iter
 
 
 @contextlib.contextmanager
-def pool_side(model: Path, more: Sequence[str], folder: Path) -> Iterator[Side]:
+def pool_side(model: Path, more: Sequence[str], folder: Path, name: str = "pool") -> Iterator[Side]:
+    """Yields the side with our connector in both servers; ``pairs``: one of them is for prompts, the other decodes."""
+    apart = name == "pairs"
     spec = ClusterSpec(
-        prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=2048, log_level="warning",
-        extra={"vllm": tuple(more)},
+        prefill=int(apart), decode=int(apart), mixed=0 if apart else 2, engine="vllm", model=str(model), store_mib=2048,
+        log_level="warning", extra={"vllm": tuple(more)},
     )  # fmt: skip
-    with LocalCluster(spec, folder / "pool") as cluster:
-        servers = [each for each in cluster.of_kind("mixed") if isinstance(each, VllmServer)]
+    with LocalCluster(spec, folder / name) as cluster:
+        servers = [each for each in cluster.services.values() if isinstance(each, VllmServer)]
         warm(servers, model.name)
         pids = [each.pid for each in cluster.processes if not isinstance(each, VllmServer)]
         with cluster.access.channel(cluster.services["conductor"]) as channel:
             stub = conductor_pb2_grpc.ConductorServiceStub(channel)
             listed = stub.ListInstances(conductor_pb2.ListInstancesRequest(), timeout=START_S).instances
-        yield Side("pool", cluster.http, pids, servers, {each.info.instance_id: each.info.address for each in listed})
+        yield Side(name, cluster.http, pids, servers, {each.info.instance_id: each.info.address for each in listed})
 
 
 _LB = ["--http-listen", "127.0.0.1:0", "--log-level", "warning", "--drain-s", "0", "--lame-duck-s", "0"]
