@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 
-CONTINUES = b'"prompt":['
-"""The bytes that only requests have which go on with a stream."""
+_ID = re.compile(rb"x-request-id: ([^\r]+)")
 
 
 class CuttingProxy:
-    """The proxy, in a thread of its own: :meth:`start` → ``close``. It cuts each stream that is not continued behind a
-    random event, one of the first ``events_max``."""
+    """The proxy, in a thread of its own: :meth:`start` → ``close``. It cuts each stream once, behind one of its
+    first ``events_max`` events. Proxies with the same set ``cut`` cut no stream twice."""
 
-    def __init__(self, host: str, port: int, target: int, seed: int, events_max: int) -> None:
+    def __init__(self, host: str, port: int, target: int, seed: int, events_max: int, cut: set[bytes]) -> None:
         self._host, self._port, self._target = host, port, target
         self._rng, self._max = random.Random(seed), events_max
-        self.cuts = 0
+        self._cut = cut
         self.cutting = False
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -53,15 +53,16 @@ class CuttingProxy:
             while data := await reader.read(1 << 16):
                 if b"POST /v1/" in data:
                     left[0] = 0
-                if b'"stream":' in data.replace(b" ", b"") and self.cutting:
-                    left[0] = 0 if CONTINUES in data else self._rng.randint(1, self._max)
+                    asked = _ID.search(data)
+                    if self.cutting and asked is not None and asked[1] not in self._cut and b'"stream"' in data:
+                        self._cut.add(asked[1])
+                        left[0] = self._rng.randint(1, self._max)
                 ours.write(data)
 
         async def down() -> None:
             while data := await theirs.read(1 << 16):
                 events = data.count(b"\n\n")
                 if left[0] and events >= left[0]:
-                    self.cuts += 1
                     first = b"\n\n".join(data.split(b"\n\n")[: left[0]])
                     writer.write(data[: len(first) + 2 + self._rng.randrange(40)])
                     return

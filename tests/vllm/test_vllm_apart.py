@@ -43,9 +43,11 @@ def proxies() -> Iterator[list[CuttingProxy]]:
 def pairs(model: Path, proxies: list[CuttingProxy]) -> Iterator[LocalCluster]:
     """A suite with a server for prompts and two that decode, each behind a proxy that can cut its streams."""
 
+    cut: set[bytes] = set()
+
     class ProxiedServer(VllmServer):
         def __init__(self, name: str, model: Path, served: str, host: str, port: int, connector: Any, *more: Any):
-            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), TOKENS - 1)
+            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), TOKENS - 1, cut)
             proxy.start()
             proxies.append(proxy)
             super().__init__(name, model, served, host, port, {**connector, "server_url": proxy.url}, *more)
@@ -93,10 +95,12 @@ def test_streams_that_are_cut_give_equal_tokens(
     before = resumes(pairs)
     for proxy in proxies:
         proxy.cutting = True
-    with ThreadPoolExecutor(8) as callers:
-        told = list(callers.map(lambda prompt: ask_stream(pairs.http, prompt, TOKENS).tokens, expected))
-    for proxy in proxies:
-        proxy.cutting = False
+    try:
+        with ThreadPoolExecutor(8) as callers:
+            told = list(callers.map(lambda prompt: ask_stream(pairs.http, prompt, TOKENS).tokens, expected))
+    finally:
+        for proxy in proxies:
+            proxy.cutting = False
     went_on = resumes(pairs) - before
     print(f"{went_on:g} of {PROMPTS} streams went on elsewhere")
     assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
