@@ -10,6 +10,7 @@ import pytest
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.conductor.v1 import conductor_pb2
+from pinyon.frontdoor.servers import instance_servers
 from pinyon.messages.plan import open_plan
 from tests.integration.lb_harness import MODEL, spin
 from tests.integration.servers_parts import SECRET, ServerInstance, ServersBench, running_servers, tokens_of
@@ -194,6 +195,19 @@ async def test_who_will_not_go_on_with_a_stream_ends_it_clearly(answer: Any) -> 
         assert texts(body) == ["one ", "two "]
         assert b'"error"' in body
         assert body.endswith(DONE)
+
+
+async def test_a_silent_stream_of_an_instance_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_servers, "SILENT_S", 0.1)
+    servers = ServerInstance("i0", answer=begins(STALL)), ServerInstance("i1", answer=GOES_ON)
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        call = asyncio.create_task(broken(bench, **GREEDY))
+        (known,) = [each for each in bench.lb.servers if each.info.instance_id == "i0"]
+        await spin(lambda: any(each.passing and each.passing.events == 2 for each in known.followed))
+        await servers[0].reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        assert texts(await call) == ["one ", "two ", "three"]
+        assert not known.followed
 
 
 async def test_a_stream_goes_on_more_than_once() -> None:

@@ -30,11 +30,21 @@ def next_token(tokens: list[int]) -> int:
     return END if number % 40 == 7 else HALF if number % 9 == 3 else number % len(PIECES)
 
 
-class Server:
-    """A model of vLLM's streams: the text after each token, with stop strings, and what it holds back for them."""
+def text_of(tokens: list[int]) -> str:
+    """Returns what ``/detokenize`` says: a half character at either end shows as such."""
+    text = ""
+    for before, token in zip([0, *tokens], tokens, strict=False):
+        text += PIECES[token] if token < len(PIECES) else ""
+        text += {REST: "ł" if before == HALF else "\ufffd", END: "<end>"}.get(token, "")
+    return text + ("\ufffd" if tokens[-1:] == [HALF] else "")
 
-    def __init__(self, prompt: list[int], rng: Random) -> None:
-        self.prompt, self.rng = prompt, rng
+
+class Server:
+    """A model of vLLM's streams: the text after each token, with stop strings, and what it holds back for them. Its
+    route for chats ``parses``: an "a" at the end could become a call, and is told with the next token."""
+
+    def __init__(self, prompt: list[int], rng: Random, *, parses: bool = False) -> None:
+        self.prompt, self.rng, self.parses = prompt, rng, parses
 
     def events(self, path: str, body: dict[str, Any]) -> Iterator[bytes]:
         prompt = body["prompt"] if type(body.get("prompt")) is list else self.prompt
@@ -43,6 +53,10 @@ class Server:
         if chat:
             choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             yield event({**head, "choices": [choice], "prompt_token_ids": prompt})
+        limit = body.get("max_tokens")
+        if limit is None:
+            limit = 400 - len(prompt) if chat else 16
+        assert len(prompt) + limit <= 400 or "max_tokens" not in body, "vLLM refuses what is longer than its context"
         stops = body.get("stop") or []
         include = bool(body.get("include_stop_str_in_output"))
         back = max(map(len, stops), default=1) - 1 if not include else 0
@@ -65,13 +79,15 @@ class Server:
                 if found := [each for each in found if each[0] >= 0]:
                     at, stop = min(found)
                     text, reason = text[: at + (len(stop) if include else 0)], "stop"
-            if reason is None and body.get("max_tokens") is not None and made >= body["max_tokens"]:
+            if reason is None and made >= limit:
                 reason = "length"
             if reason is None and len(tokens) > 400:  # the longest context
                 reason = "length"
             if len(group) < size and reason is None:
                 continue
             end = len(text) if reason else max(told, len(text) - back)
+            if chat and self.parses and not reason and text[told:end].endswith("a"):
+                end -= 1
             fresh, told = text[told:end], max(told, end)
             choice = {"index": 0, "finish_reason": reason, "token_ids": group}
             choice |= {"delta": {"content": fresh} if fresh else {}} if chat else {"text": fresh}
@@ -129,15 +145,14 @@ def test_a_killed_stream_is_as_one_that_lived(seed: int, path: str, fields: dict
     rng = Random(seed)
     prompt = [rng.randrange(9) for _ in range(rng.randrange(1, 6))]
     asked = {"model": "m", "messages" if path == CHAT else "prompt": [] if path == CHAT else "p", **fields}
-    if path == COMPLETION:
-        asked.setdefault("max_tokens", 16)
     so_far = followed(path, asked)
     assert so_far is not None
-    whole = b"".join(Server(prompt, rng).events(path, asked))
+    parses = rng.random() < 0.5
+    whole = b"".join(Server(prompt, rng, parses=parses).events(path, asked))
     expected = answer(StreamSoFar(path, asked, 0).passed(whole))
     got, url, body = b"", path, asked
     for kills in range(rng.randrange(4), -1, -1):
-        events = list(Server(prompt, rng).events(url, body))
+        events = list(Server(prompt, rng, parses=parses).events(url, body))
         cut = rng.randrange(len(events)) if kills else len(events)
         for each in events[:cut]:
             got += so_far.passed(each)
@@ -148,7 +163,9 @@ def test_a_killed_stream_is_as_one_that_lived(seed: int, path: str, fields: dict
         if not so_far.can_go_on:
             assert b'"finish_reason":"' in got
             return
-        named, changed = so_far.request()
+        if so_far.chat:
+            so_far.answered(text_of(json.loads(so_far.question("m"))["tokens"]))
+        named, changed = so_far.request(rng.choice((0, 400)))
         url, body = named.decode(), asked if changed is None else json.loads(changed)
     assert answer(got) == expected
     assert bool(expected["tokens"]) is bool(fields.get("return_token_ids"))
@@ -192,15 +209,29 @@ def test_tools_in_the_middle_of_a_stream_are_refused() -> None:
     assert not so_far.can_go_on
 
 
-def test_thoughts_are_refused_and_what_follows_goes_on() -> None:
+def test_thoughts_are_refused_also_after_they_ended() -> None:
     so_far = begun()
     so_far.passed(chunk(delta={"reasoning": "hm"}, token_ids=[3]))
     assert not so_far.can_go_on
     so_far.passed(chunk(delta={"content": "a"}, token_ids=[4]))
-    assert so_far.can_go_on
-    path, body = so_far.request()
+    assert not so_far.can_go_on
+
+
+def test_a_chat_without_a_limit_gets_what_its_context_has_left() -> None:
+    so_far = begun()
+    so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
+    assert so_far.answered("a")
+    path, body = so_far.request(100)
     assert path == COMPLETION.encode()
-    assert json.loads(body or b"")["prompt"] == [1, 2, 3, 4]
+    sent = json.loads(body or b"")
+    assert (sent["prompt"], sent["max_tokens"]) == ([1, 2, 3], 97)
+
+
+def test_a_chat_whose_tokens_say_more_is_asked_for_again() -> None:
+    so_far = begun()
+    so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
+    assert not so_far.answered("a <")
+    assert so_far.request(100) == (CHAT.encode(), None)
 
 
 @pytest.mark.parametrize("said", [{"error": {"message": "the engine died"}}, {"choices": [{"finish_reason": "abort"}]}])
@@ -222,6 +253,6 @@ def test_a_server_that_says_something_else_is_an_error() -> None:
     assert so_far is not None
     so_far.passed(chunk(text="abc", token_ids=[3], prompt_token_ids=[1]))
     so_far.passed(chunk(text="def", token_ids=[4, 5, 6]))
-    so_far.request()
+    so_far.request(0)
     with pytest.raises(Broke):
         so_far.passed(chunk(text="other", token_ids=[7]))

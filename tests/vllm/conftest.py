@@ -67,7 +67,7 @@ def servers(suite: LocalCluster) -> list[VllmServer]:
     return [each for each in suite.of_kind("mixed") if isinstance(each, VllmServer)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A vLLM server that knows nothing of the suite."""
     with serving(model, tmp_path_factory.mktemp("alone"), more=TOOLS) as server:

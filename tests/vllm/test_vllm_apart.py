@@ -20,6 +20,7 @@ from launch.cluster import LocalCluster
 from launch.process import ROOT, Process
 from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
 from pinyon.runtime.process import child_environment
+from tests.long import usually
 from tests.vllm import soak
 from tests.vllm.ask import ask, ask_stream, counter, prompts
 from tests.vllm.cutting import CuttingProxy
@@ -27,6 +28,8 @@ from tests.waiting import wait_until
 
 SEED = 42
 PROMPTS = 200
+LONG = bool(usually(0, long=1))
+long_only = pytest.mark.skipif(not LONG, reason="it restarts servers for minutes: ./dev test --long vllm")
 TOKENS = 24
 SOAK_S = 60.0
 
@@ -73,6 +76,12 @@ def servers(cluster: LocalCluster, role: str = "") -> list[VllmServer]:
     return [each for each in cluster.services.values() if isinstance(each, VllmServer) and each.name.startswith(role)]
 
 
+def back(server: VllmServer) -> None:
+    """Starts a server again, and waits for it."""
+    server.start_again()
+    wait_until(server.announced, f"{server.name} is back", timeout_s=START_S, poll_s=0.1)
+
+
 def resumes(cluster: LocalCluster) -> float:
     return counter(f"http://{cluster.services['lb-0'].endpoints['metrics']}", "pinyon_lb_resumes_total")
 
@@ -107,7 +116,7 @@ def test_streams_that_are_cut_give_equal_tokens(
     assert went_on > PROMPTS / 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=long_only)])
 def test_streams_outlive_a_server_that_ends(
     pairs: LocalCluster, expected: dict[str, tuple[int, ...]], number: signal.Signals
 ) -> None:
@@ -128,9 +137,9 @@ def test_streams_outlive_a_server_that_ends(
         caller.join()
     assert told == long
     assert resumes(pairs) > before
-    ending.kill()
-    ending.start_again()
-    wait_until(ending.announced, "it is back", timeout_s=START_S, poll_s=0.1)
+    if LONG:
+        ending.kill()
+        back(ending)
 
 
 def bench(cluster: LocalCluster, folder: Path, ends: threading.Event) -> list[dict[str, Any]]:
@@ -154,6 +163,7 @@ def bench(cluster: LocalCluster, folder: Path, ends: threading.Event) -> list[di
     return results
 
 
+@long_only
 def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> None:
     first, second = servers(pairs, "decode")
     soak.drain(pairs, second)
@@ -161,8 +171,7 @@ def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> 
     with ThreadPoolExecutor(1) as callers:
         told = callers.submit(bench, pairs, tmp_path, ends)
         try:
-            second.start_again()
-            wait_until(second.announced, "the third server is there", timeout_s=START_S, poll_s=0.1)
+            back(second)
             served = "vllm:request_success_total"
             wait_until(lambda: told.done() or counter(second.url, served), "it serves", timeout_s=START_S, poll_s=0.1)
             soak.drain(pairs, first)
@@ -171,10 +180,10 @@ def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> 
         results = told.result()
     print([(each["completed"], each["failed"]) for each in results])
     assert all((each["completed"], each["failed"]) == (60, 0) for each in results)
-    first.start_again()
-    wait_until(first.announced, "it is back", timeout_s=START_S, poll_s=0.1)
+    back(first)
 
 
+@long_only
 def test_a_soak_of_pairs_leaves_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
     known = dict(list(expected.items())[:60])
     faults: list[tuple[str, Process]] = [

@@ -112,6 +112,8 @@ class SchedulerSide:
         self._pinned: dict[int, tuple[list[Any], int]] = {}
         """The save jobs that are not done: vLLM's blocks, and the ranks that have not reported."""
         self._pinned_blocks = 0
+        self._offers = False
+        """True if what vLLM will drop next can be told."""
         self._drops: set[int] = set()
         """The save jobs of blocks that vLLM will drop next; they become free as such again."""
         self._whose: dict[int, tuple[int, RequestClass]] = {}
@@ -130,6 +132,10 @@ class SchedulerSide:
     def bind(self, pool: Any) -> None:
         self.pool = pool
         self.caches = bool(pool.enable_caching)
+        queue = getattr(pool, "free_block_queue", None)
+        self._offers = self._saves and all(hasattr(queue, name) for name in ("fake_free_list_head", "prepend_n"))
+        if self._saves and not self._offers:
+            _log.warning("this vLLM's free blocks are not understood: what it drops is not offered to the KV store")
         if not self.caches:  # vLLM does so itself where KV depends on more than the tokens before it
             _log.warning("prefix caching is off: no KV is saved, loaded or lent")
 
@@ -306,7 +312,8 @@ class SchedulerSide:
                     begun.append((prompt.times, computed, tokens))
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
-                if self._saves and not self._drops:
+                # Before 0.32 vLLM saves nothing in a step that computes nothing.
+                if self._offers and scheduled and not self._drops:
                     self._offer_drops(jobs)
         if scheduled:
             self._steps += 1

@@ -179,20 +179,27 @@ def dropping(place: Place, **whose: Any) -> list[int]:
     return held
 
 
+def computing(place: Place) -> Any:
+    """Runs a step that computes a short prompt; returns its save job, if there is one."""
+    place.engine.add(Request(f"c{len(place.jobs)}", [1], 1))
+    place.engine.step()
+    return next(iter(place.jobs[-1].saves), None)
+
+
 def test_what_vllm_drops_next_is_offered_once_with_whose_it_was() -> None:
     place = Place(saves=True)
     held = dropping(place, kind="chat", turn=3, session="s")
     place.jobs.clear()
     place.engine.step()
-    (job,) = place.jobs[0].saves
-    assert (job.blocks, job.places) == (held[2::-1], [2, 1, 0])
+    assert not place.jobs[0].saves, "old versions of vLLM save nothing in a step that computes nothing"
+    job = computing(place)  # in the first one of them
+    assert (job.blocks, job.places) == (held[1::-1], [1, 0])
     assert (job.request_class.kind, job.request_class.turn, job.request_class.session) == ("chat", 3, "s")
     saved(place)
-    assert [block.block_id for block in list(place.pool.free)[:3]] == held[2::-1], "they are dropped next as before"
+    assert [block.block_id for block in list(place.pool.free)[:2]] == held[1::-1], "they are dropped next as before"
     assert not place.side.pins
     place.jobs.clear()
-    place.engine.step()
-    assert not place.jobs[0].saves
+    assert computing(place) is None
 
 
 def test_what_the_store_must_not_keep_is_not_offered() -> None:
@@ -212,9 +219,9 @@ def test_what_is_used_again_is_offered_again_for_its_last_user() -> None:
     place.engine.abort("s")
     while place.pool.free[0].block_hash is None:
         place.pool.free.rotate(-1)
-    place.engine.step()
+    computing(place)
     offered = [job for jobs in place.jobs for job in jobs.saves]
-    assert {block for job in offered for block in job.places} >= {0, 1, 2}
+    assert {block for job in offered for block in job.places} >= {0, 1}
     assert all(job.request_class.kind == "" for job in offered)
 
 

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.frontdoor.answer import Answer
 from pinyon.frontdoor.instances.clusters import Clusters
 from pinyon.frontdoor.instances.prompts import Prompts
 from pinyon.frontdoor.servers.comparison import differences
+from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.server import Server
 from pinyon.frontdoor.upstreams.url import parse_upstreams
 from pinyon.frontdoor.upstreams.watch import discover_models
@@ -20,6 +22,8 @@ from pinyon.runtime.tasks import ended
 
 LIST_S: Final = 10.0
 """The time between two questions for a server's adapters."""
+SILENT_S: Final = 5.0
+"""The time that a stream of an instance which is gone may say nothing, if another server could go on with it."""
 AGAIN_S: Final = 1.0
 """The time until a server that did not answer is asked again."""
 
@@ -37,12 +41,23 @@ class InstanceServer:
         self.differs: Mapping[str, str] = {}
         """The kinds of prompts of which the server makes other tokens, with where they differ."""
         self.gone = False
+        self.followed: dict[Forward, Answer] = {}
+        """The streams under way that another server could go on with."""
         self.task: asyncio.Task[None] | None = None
 
     def ended(self) -> None:
         """Counts the end of an attempt; the last one at a server that is gone closes it."""
         self.server.outstanding -= 1
         self.let_go()
+
+    def break_off(self, events: Mapping[Forward, int]) -> None:
+        """Breaks off the streams of which nothing has come since they had so many events: their engine has ended, and
+        not every server says so to its clients."""
+        for forward, seen in events.items():
+            answer = self.followed.get(forward)
+            if answer is not None and forward.passing is not None and forward.passing.events == seen:
+                answer.close()
+                answer.broke("The instance is gone, and its server says nothing more.")
 
     def let_go(self) -> None:
         if self.gone and not self.server.outstanding:
@@ -104,6 +119,9 @@ class InstanceServers:
             known.task.cancel()
         known.gone = True
         known.let_go()
+        events = {each: each.passing.events for each in known.followed if each.passing is not None}
+        if events:
+            asyncio.get_running_loop().call_later(SILENT_S, known.break_off, events)
 
     async def close(self) -> None:
         known = list(self._known.values())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from pydantic_core import from_json
+
 from pinyon.api.common.v1 import common_pb2
 from pinyon.api.worker.v1 import worker_pb2
 from pinyon.core.clock import Clock
 from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
 from pinyon.core.layout import UNKNOWN_PACKING
 from pinyon.frontdoor.answer import Answer
-from pinyon.frontdoor.failures import Absent, Broke
+from pinyon.frontdoor.failures import Absent, Broke, Refused
 from pinyon.frontdoor.instances.instances import ConductorCluster
 from pinyon.frontdoor.instances.kind import InstanceKind
 from pinyon.frontdoor.instances.request import Request
@@ -19,7 +21,7 @@ from pinyon.frontdoor.servers.body import clean_answer, with_additions
 from pinyon.frontdoor.servers.instance_servers import InstanceServer, InstanceServers
 from pinyon.frontdoor.servers.prefill import compute_prompt, whole
 from pinyon.frontdoor.servers.request import ServerRequest
-from pinyon.frontdoor.servers.so_far import ASK, HELD_BYTES_MAX
+from pinyon.frontdoor.servers.so_far import ASK, HELD_BYTES_MAX, StreamSoFar
 from pinyon.frontdoor.upstreams.forward import Forward
 from pinyon.frontdoor.upstreams.kind import NO_ROOM, ExchangeKind, Targets
 from pinyon.frontdoor.upstreams.passing import Passing
@@ -30,6 +32,7 @@ from pinyon.runtime.logging import get_logger
 
 Counted = tuple[Target | None, Target | None]
 _log = get_logger("lb.servers")
+DETOKENIZE_S: Final = 5.0
 _GONE: Final = "No instance of this model is there any more."
 
 
@@ -99,11 +102,10 @@ class HttpInstanceKind(ExchangeKind):
 
     def passing(self, forward: Forward, answer: Answer) -> Passing:
         assert isinstance(forward, ServerRequest)
-        so_far, before, clean = forward.so_far, forward.passing, clean_answer
-        if so_far is not None and so_far.asked:
-            clean = lambda data: so_far.passed(clean_answer(data))  # noqa: E731
-        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean)
-        if clean is not clean_answer:
+        so_far, before = forward.so_far, forward.passing
+        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean_answer)
+        if so_far is not None and so_far.asked and passing.is_stream:
+            passing.clean = lambda data: so_far.passed(clean_answer(data))
             passing.held_max = HELD_BYTES_MAX
         if forward.reply.begun and before is not None:
             if answer.status != 200 or not passing.is_stream:
@@ -116,6 +118,8 @@ class HttpInstanceKind(ExchangeKind):
         await super().attempt(forward)
         if forward.error is not None:
             forward.exclude.add(forward.choice.target)
+            if isinstance(forward.error, Refused) and forward.error.status == 500:
+                forward.paid += 1  # the request may be to blame: it gets one more server, not all of them
             so_far = forward.so_far
             if so_far is not None and so_far.can_go_on:
                 forward.final = False
@@ -144,6 +148,7 @@ class _Attempt:
         known: InstanceServer,
     ) -> None:
         self._kind, self._asks, self._placement, self._cluster, self._known = kind, asks, placement, cluster, known
+        self._forward: Forward | None = None
 
     def sent(self, target: str, forward: Forward) -> Counted:
         self._known.server.outstanding += 1
@@ -160,12 +165,27 @@ class _Attempt:
         if so_far is not None and (plan or so_far.begun):  # a server with a connector, so it is vLLM
             more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
             if so_far.begun:
-                url, changed = so_far.request()
+                if so_far.chat and not await self._said_by_tokens(so_far, forward):
+                    so_far.answered("")
+                url, changed = so_far.request(self._known.info.max_context_tokens)
                 if changed is not None:
                     body, more = changed, (ASK,)
             else:
                 asks.fingerprint = self._known.info.model_fingerprint
-        return await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)
+        answer = await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)
+        if so_far is not None and so_far.asked:
+            self._known.followed[forward] = answer
+            self._forward = forward
+        return answer
+
+    async def _said_by_tokens(self, so_far: StreamSoFar, forward: ServerRequest) -> bool:
+        """Returns whether the server makes of the tokens so far the text that the client was told."""
+        question = so_far.question(forward.asked.model)
+        try:
+            status, said = await self._known.server.ask(b"/detokenize", DETOKENIZE_S, HELD_BYTES_MAX, question)
+            return status == 200 and so_far.answered(from_json(said)["prompt"])
+        except (Unavailable, ValueError, KeyError, TypeError):
+            return False
 
     async def _computed_elsewhere(self, forward: ServerRequest) -> tuple[common_pb2.Placement, int]:
         """Has the prompt computed by the prefill instance. Returns the placement for the decode instance, and the
@@ -222,6 +242,8 @@ class _Attempt:
     def ended(self, target: str, sent: Counted) -> None:
         """Ends the attempt everywhere, at the conductor too: not every instance reports that."""
         self._cluster.end(sent)
+        if self._forward is not None:
+            self._known.followed.pop(self._forward, None)
         self._known.ended()
         self._cluster.conductor.release(self._asks.attempt_id)
         self._kind.models.tell()

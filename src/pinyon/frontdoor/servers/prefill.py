@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import Unavailable
+from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.servers.body import with_additions
 from pinyon.frontdoor.servers.given_prompt import COMPLETION
 from pinyon.frontdoor.servers.instance_servers import InstanceServer
@@ -35,11 +36,13 @@ async def compute_prompt(known: InstanceServer, forward: ServerRequest, plan: st
             answer = await known.server.send(COMPLETION.encode(), forward.fields, body, limit_s)
             try:
                 if answer.status != 200 or await answer.whole(ANSWER_BYTES_MAX) is None:
-                    raise Unavailable(f"It answered {answer.status}.")
+                    fails = answer.status >= 500 and answer.status != 503
+                    said = f"It answered {answer.status}."
+                    raise Broke(said, begun=True) if fails else Unavailable(said)
             finally:
                 answer.close()
     except TimeoutError:
-        raise Unavailable(f"It took longer than {limit_s:g} s.") from None
+        raise Broke(f"It took longer than {limit_s:g} s.", begun=False, silent=True) from None
     finally:
         known.ended()
 

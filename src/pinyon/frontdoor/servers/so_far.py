@@ -2,7 +2,11 @@
 
 That is exact for greedy requests whose next token depends on nothing but the tokens before it. vLLM names the tokens
 if it is asked to (``return_token_ids``). The load balancer keeps them, and removes them from what the client sees. All
-other streams end with an error if their server goes away."""
+other streams end with an error if their server goes away.
+
+The route for chats may tell less than the tokens say: its parsers keep back what could become a call or a thought. So
+before a chat goes on by its tokens, the next server is asked for their text. Where that is not what the client was
+told, the client's own request is sent again, and what comes again is compared and left out."""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ HELD_BYTES_MAX: Final = 16 << 20
 STOP_CHARS_MAX: Final = 1024
 """The length of stop strings up to which a stream can go on: so much of the text's end is kept, to be compared."""
 COMPLETION_TOKENS: Final = 16
-"""The limit of a completion that names none."""
+"""The limit of a completion that names none, also by null."""
 _IDS: Final = re.compile(rb',\s*"(?:prompt_)?token_ids":\s*(?:\[[0-9,\s]*\]|null)')
 _PROMPT_IDS: Final = re.compile(rb'"prompt_token_ids":\s*\[([0-9,\s]+)\]')
 _EVENT: Final = b"data: {"
@@ -89,17 +93,17 @@ class StreamSoFar:
     Places in the text are counted in characters. While stop strings are looked for, a server keeps back as many as the
     longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
 
-    __slots__ = ("_asked", "_back", "_chat", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least",
-                 "_limit", "_lost", "_marks", "_more", "_place", "_prompt_ids", "_reasons", "_tail", "asked",
+    __slots__ = ("_asked", "_back", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least", "_limit",
+                 "_lost", "_marks", "_more", "_place", "_prompt_ids", "_text", "asked", "chat",
                  "shows_tokens")  # fmt: skip
 
     def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
-        self._chat, self._back = path == CHAT, max(0, back)
+        self.chat, self._back = path == CHAT, max(0, back)
         self._asked = {name: values[name] for name in _CARRIED if name in values}
-        limit = values.get("max_completion_tokens") if self._chat else None
+        limit = values.get("max_completion_tokens") if self.chat else None
         if limit is None:
-            limit = values.get("max_tokens", None if self._chat else COMPLETION_TOKENS)
-        self._limit: int | None = limit
+            limit = values.get("max_tokens")
+        self._limit: int | None = COMPLETION_TOKENS if limit is None and not self.chat else limit
         self._least: int = values.get("min_tokens") or 0
         self.shows_tokens = values.get("return_token_ids") is True
         """True if the client itself has asked for tokens."""
@@ -119,11 +123,11 @@ class StreamSoFar:
         """The place up to which the present server has told the text."""
         self._given = 0
         """The place up to which the client has it."""
-        self._tail = ""
-        """The end of the client's text, as far as it may come again."""
+        self._text: list[str] = []
+        """The text that the client has."""
         self._head: dict[str, Any] = {}
         """The fields that all chunks have in common."""
-        self._lost = self._finished = self._reasons = False
+        self._lost = self._finished = False
         self._more: int | None = None
         """The number of tokens that the present server got with the prompt; None: it has the stream from the start."""
 
@@ -138,23 +142,38 @@ class StreamSoFar:
 
     @property
     def can_go_on(self) -> bool:
-        """True if another server can go on with the stream. It cannot in the middle of what the model thinks: only the
-        server's route for chats tells that from the answer."""
-        if self._lost or self._finished or not self._prompt_ids:
-            return False
-        return not self._reasons or self._marks[0][0] > 0
+        """True if another server can go on with the stream. It cannot with thoughts and calls, of which only the
+        beginnings may have been told."""
+        return bool(self._prompt_ids) and not (self._lost or self._finished)
 
-    def request(self) -> tuple[bytes, bytes | None]:
-        """Returns the path and the body for the server that goes on; no body if it gets the client's own."""
+    def question(self, model: str) -> bytes:
+        """Returns the body of a question to ``/detokenize`` for the text of the tokens with which a server goes on."""
+        return to_json({"model": model, "tokens": self.tokens[: self._marks[0][0]]})
+
+    def answered(self, text: str) -> bool:
+        """Takes the answer to :meth:`question`; returns whether the client was told that text. If not, a server that
+        goes on gets the client's request."""
+        count, told = self._marks[0]
+        given = "".join(self._text)[:told]
+        if not count or (len(text) == told + self._kept and text.startswith(given)):
+            return True
+        self._marks = deque([(0, 0)])
+        return False
+
+    def request(self, max_context: int) -> tuple[bytes, bytes | None]:
+        """Returns the path and the body for the server that goes on; no body if it gets the client's own. The server
+        takes ``max_context`` tokens of prompt and answer; 0: that is not known."""
+        if self._limit is None and not max_context:
+            self._marks = deque([(0, 0)])
         count, told = self._marks[0]
         self._more = count
         self._marks = deque([(count, told)])
         del self._ids[count:]
         self._place = told + self._kept if count else 0
         if not count:
-            return (CHAT if self._chat else COMPLETION).encode(), None
-        left = None if self._limit is None else max(1, self._limit - count)
-        asked = {**self._asked, "max_tokens": left, "min_tokens": max(0, self._least - count)}
+            return (CHAT if self.chat else COMPLETION).encode(), None
+        limit = max_context - self._prompt_ids.count(b",") - 1 if self._limit is None else self._limit
+        asked = {**self._asked, "max_tokens": max(1, limit - count), "min_tokens": max(0, self._least - count)}
         ids = b",".join((self._prompt_ids, to_json(self.tokens)[1:-1]))
         return COMPLETION.encode(), b'{"prompt":[%b],%b' % (ids, to_json(asked)[1:])
 
@@ -209,10 +228,8 @@ class StreamSoFar:
         """Takes note of a choice's tokens and text; returns the part of each that the client does not have."""
         ids, delta = choice.get("token_ids") or [], choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or ""
-        if delta.get("tool_calls"):
+        if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
             self._lost = True
-        if delta.get("reasoning") or delta.get("reasoning_content"):
-            self._reasons = True
         self._lost = self._lost or bool(text and not ids)  # it came without its tokens
         fresh_ids = ids[max(0, self._given_ids - len(self._ids)) :]
         self._ids.extend(ids)
@@ -224,7 +241,8 @@ class StreamSoFar:
         fresh = text[again:]
         self._place += len(text)
         self._given = max(self._given, self._place)
-        self._tail = (self._tail + fresh)[-2 * STOP_CHARS_MAX :]
+        if fresh:
+            self._text.append(fresh)
         if text and len(ids) == 1:  # of several, the last one may be a part of a character that was not told
             marks = self._marks
             marks.append((len(self._ids), self._place))
@@ -234,8 +252,7 @@ class StreamSoFar:
 
     def _again(self, text: str) -> bool:
         """Returns whether this text, which comes again at the present place, is what the client has there."""
-        start = len(self._tail) - (self._given - self._place)
-        return self._tail.startswith(text[max(0, -start) :], max(0, start))
+        return "".join(self._text).startswith(text, self._place)
 
     def _as_before(self, choice: dict[str, Any], fresh: str, ids: list[int]) -> bool:
         """Makes of a choice what the first server would have said; returns whether there is anything to say."""
@@ -244,7 +261,7 @@ class StreamSoFar:
         if self.shows_tokens:
             choice["token_ids"] = ids
         says = bool(fresh) or choice.get("finish_reason") is not None or (self.shows_tokens and bool(ids))
-        if not self._chat:
+        if not self.chat:
             choice["text"] = fresh
             return says
         delta = choice.setdefault("delta", {})

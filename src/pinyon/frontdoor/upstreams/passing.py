@@ -41,15 +41,15 @@ _decoder = json.JSONDecoder()
 class Passing:
     """One answer on its way."""
 
-    __slots__ = ("_behind", "_clean", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
-                 "answer", "events", "first_s", "held_max", "is_stream")  # fmt: skip
+    __slots__ = ("_behind", "_clock", "_fields", "_held", "_kind", "_recent", "_recent_bytes", "_reply",
+                 "answer", "clean", "events", "first_s", "held_max", "is_stream")  # fmt: skip
 
     def __init__(
         self, answer: Answer, reply: Reply, rates: bytes, clock: Clock, clean: Callable[[bytes], bytes] | None = None
     ) -> None:
         """Takes the answer and the client's ``reply``; ``rates`` are lines about the client's own limits. All events,
         and an answer that is passed on as a whole, go through ``clean``; a longer answer must not need it."""
-        self._clean = clean
+        self.clean = clean
         self.held_max = EVENT_BYTES
         self.answer = answer
         self._reply = reply
@@ -177,11 +177,11 @@ class Passing:
         await reply.end(b"")
 
     def _cleaned(self, data: bytes) -> bytes:
-        return data if self._clean is None else self._clean(data)
+        return data if self.clean is None else self.clean(data)
 
     def _check(self, data: bytes) -> None:
         """Breaks the answer off if a part of it would have to be cleaned."""
-        if self._clean is not None and self._clean(data) is not data:
+        if self.clean is not None and self.clean(data) is not data:
             raise Broke("The server's answer holds what no client may see.", begun=True)
 
     def _begin(self, length: int) -> None:
