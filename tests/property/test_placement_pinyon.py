@@ -116,6 +116,7 @@ def costs(it: World, state: InstanceState, others: float, short_first: bool) -> 
     lost_s = others * behind * prefill_s
     if pool.together:
         slowed_s = prefill_s - state.prefill_model.coefficients[0] if only else prefill_s
+        slowed_s = 0.0 if state in only else slowed_s
         lost_s += 0.25 * state.decoding_requests() / (1 if only else most) * slowed_s
     if state in only:
         decode, *_ = select_decode(it.request, pool, match, state, NOW_S)

@@ -165,7 +165,7 @@ def test_a_killed_stream_is_as_one_that_lived(seed: int, path: str, fields: dict
             return
         if so_far.chat:
             so_far.answered(text_of(json.loads(so_far.question("m"))["tokens"]))
-        named, changed = so_far.request(rng.choice((0, 400)))
+        named, changed = so_far.request()
         url, body = named.decode(), asked if changed is None else json.loads(changed)
     assert answer(got) == expected
     assert bool(expected["tokens"]) is bool(fields.get("return_token_ids"))
@@ -194,8 +194,8 @@ def chunk(**choice: Any) -> bytes:
     return event({"id": "x", "choices": [{"index": 0, "finish_reason": None, **choice}]})
 
 
-def begun(path: str = CHAT) -> StreamSoFar:
-    so_far = followed(path, {"temperature": 0.0, "stream": True, "messages": [], "tools": [], "n": 1})
+def begun(**fields: Any) -> StreamSoFar:
+    so_far = followed(CHAT, {**fields, "temperature": 0.0, "stream": True, "messages": [], "tools": [], "n": 1})
     assert so_far is not None
     so_far.passed(event({"id": "x", "choices": [], "prompt_token_ids": [1, 2]}))
     return so_far
@@ -217,21 +217,25 @@ def test_thoughts_are_refused_also_after_they_ended() -> None:
     assert not so_far.can_go_on
 
 
-def test_a_chat_without_a_limit_gets_what_its_context_has_left() -> None:
-    so_far = begun()
+@pytest.mark.parametrize("limit", [None, 100])
+def test_a_chat_goes_on_by_its_tokens_if_it_names_a_limit(limit: int | None) -> None:
+    so_far = begun(max_completion_tokens=limit)
     so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
     assert so_far.answered("a")
-    path, body = so_far.request(100)
-    assert path == COMPLETION.encode()
-    sent = json.loads(body or b"")
-    assert (sent["prompt"], sent["max_tokens"]) == ([1, 2, 3], 97)
+    path, body = so_far.request()
+    if limit is None:
+        assert (path, body) == (CHAT.encode(), None)
+    else:
+        assert path == COMPLETION.encode()
+        sent = json.loads(body or b"")
+        assert (sent["prompt"], sent["max_tokens"]) == ([1, 2, 3], 99)
 
 
 def test_a_chat_whose_tokens_say_more_is_asked_for_again() -> None:
-    so_far = begun()
+    so_far = begun(max_tokens=100)
     so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
     assert not so_far.answered("a <")
-    assert so_far.request(100) == (CHAT.encode(), None)
+    assert so_far.request() == (CHAT.encode(), None)
 
 
 @pytest.mark.parametrize("said", [{"error": {"message": "the engine died"}}, {"choices": [{"finish_reason": "abort"}]}])
@@ -253,6 +257,6 @@ def test_a_server_that_says_something_else_is_an_error() -> None:
     assert so_far is not None
     so_far.passed(chunk(text="abc", token_ids=[3], prompt_token_ids=[1]))
     so_far.passed(chunk(text="def", token_ids=[4, 5, 6]))
-    so_far.request(0)
+    so_far.request()
     with pytest.raises(Broke):
         so_far.passed(chunk(text="other", token_ids=[7]))

@@ -37,13 +37,13 @@ class Absent(Unavailable):
 class Broke(Unavailable):
     """The error when a connection was lost, carried no HTTP, or brought nothing in time. ``begun``: a byte of the
     answer had come. ``silent``: a question got no answer at all. ``sends`` is how often the request was
-    sent. ``before`` are bytes that the client should still get."""
+    sent. ``before`` are bytes that the client should still get. ``its_fault``: it speaks against the server."""
 
     http_status: ClassVar[int] = 502
 
-    def __init__(self, message: str, *, begun: bool, silent: bool = False) -> None:
+    def __init__(self, message: str, *, begun: bool, silent: bool = False, its_fault: bool = True) -> None:
         super().__init__(message)
-        self.begun = begun
+        self.begun, self.its_fault = begun, its_fault
         self.silent = silent
         self.sends = 1
         self.before = b""

@@ -31,6 +31,8 @@ NANO_S: Final = 1e-9
 """Costs that differ by less count as equal: they are sums, and rounding errors must not decide."""
 EXAMINED_MAX: Final = 8
 """The maximum number of instances that are examined exactly."""
+NEVER_S: Final = 1e6
+"""The time to hand over KV that nobody may reuse."""
 DECODES_MIN: Final = 8
 """The number of decoding requests for which the whole share is added, if no instance of the pool decodes more."""
 NEAR_MAX: Final = 16
@@ -104,6 +106,8 @@ class Costs:
         """Returns the seconds from the end of a prompt's computation, at an instance that decodes nothing, to the end
         of the step after the one that decodes has its KV."""
         request, pool, block_tokens = self.request, self.pool, self.pool.layout.block_tokens
+        if request.no_reuse:
+            return NEVER_S
         sender = next(state for state in pool.prefills if not state.info.role.decodes)
         blocks = decode_blocks(request, block_tokens)
         reader = pool.decodes[least_loaded(request, pool, self.match, sender, self.now_s, blocks)]
@@ -196,7 +200,9 @@ class Costs:
             rooms_s[place], waits_s[place] = waiting_s, wait_s
             transfers_s[place], prefills_s[place] = transfer_s, prefill_s
             # The fixed part is that of any step, and the decodes beside it need one anyway.
-            slowed_s = prefill_s - k0 if apart else prefill_s
+            slowed_s = prefill_s
+            if apart:
+                slowed_s = 0.0 if hands_over[place] else prefill_s - k0
             lost_s = others * before * prefill_s + each_decode * float(batch[row]) * slowed_s
             costs_s[place] = wait_s + waiting_s + transfer_s + prefill_s + lost_s
 
@@ -319,7 +325,9 @@ class Costs:
         if self.terms.order and state.info.short_first:
             wait_s, behind = state.loads.turn(state.row, prefill_s, self.now_s)
         seemed_s = columns.cost_s[place]
-        slowed_s = prefill_s - (state.prefill_model.coefficients[0] if len(self.pool.hands_over) else 0.0)
+        slowed_s = prefill_s
+        if len(self.pool.hands_over):
+            slowed_s = 0.0 if self.pool.hands_over[place] else prefill_s - state.prefill_model.coefficients[0]
         lost_s = self.terms.others * behind * prefill_s
         lost_s += self._each_decode * float(state.loads.batch[state.row]) * slowed_s
         cost_s = wait_s + columns.room_s[place] + transfer_s + prefill_s + lost_s
@@ -370,6 +378,8 @@ class Costs:
         if reach <= longer:
             return None
         fetch_s, short_s = self.planner.fetch_s(state, local, reach), self.short_s(place, reach)
+        if len(self.pool.hands_over) and self.pool.hands_over[place]:
+            return None  # the request waits for another transfer already
         if fetch_s * doubt + short_s >= columns.prefill_s[place]:
             return None
         waits_s = columns.wait_s[place] + state.load.room_wait_ms * 1e-3

@@ -141,7 +141,8 @@ class InFlightTable:
             expected = b""
         part = _Placement(decision, expected, decode_blocks, now_s, now_s if first_s is None else first_s, request)
         self._placements[request_id] = part
-        self._unclaimed[request_id] = now_s
+        if decision.prefill is decision.decode or not decision.decode.info.server_url:
+            self._unclaimed[request_id] = now_s  # a server that decodes hears of a pair when its prompt is computed
         self._prefills[request_id] = part
         prefill, decode = part.prefill, part.decode
         self._remember(request_id, prefill)

@@ -171,19 +171,18 @@ class SchedulerSide:
         times.placed_as, times.number = plan.request_id, placement.number
         prompt.traceparent, prompt.reuses = plan.traceparent, not plan.no_reuse
         prompt.planned, prompt.asks = tuple(spans), placement.ask_store or not placement.policy
-        if placement.prefill_instance_id != placement.decode_instance_id:
-            times.decodes = placement.decode_instance_id == self.times.instance_id
-            times.computes = not times.decodes
-            if times.decodes:
-                self._take_over(prompt, plan, blocks)
-        if not self._secret and not all(is_loopback(span.address.rpartition(":")[0].strip("[]")) for span in spans):
+        times.before_s = plan.prefill_ms * 1e-3
+        times.computes = plan.part != worker_pb2.PLAN_PART_DECODE
+        times.decodes = plan.part != worker_pb2.PLAN_PART_PREFILL
+        if not times.computes:
+            self._take_over(prompt, placement, blocks)
+        hosts = [span.address.rpartition(":")[0].strip("[]") for span in prompt.planned]
+        if not self._secret and not all(map(is_loopback, hosts)):
             prompt.planned, prompt.asks = (), True  # anybody may have written it, and name a source of false KV
 
     @staticmethod
-    def _take_over(prompt: EnginePrompt, plan: worker_pb2.Plan, blocks: int) -> None:
+    def _take_over(prompt: EnginePrompt, placement: Any, blocks: int) -> None:
         """Plans to fetch what the prefill instance has computed: from its memory, or from the store."""
-        placement = plan.placement
-        prompt.times.before_s = plan.prefill_ms * 1e-3
         prompt.asks = prompt.awaits = not placement.prefill_address
         prompt.planned = ()
         if not prompt.awaits and blocks:
@@ -437,9 +436,11 @@ class SchedulerSide:
             self.counts["offered_blocks"] += len(blocks)
             if job_id in self._drops:
                 self._drops.discard(job_id)
-                for block in blocks:
+                self.pool.free_blocks([block for block in blocks if block.block_id in self._whose])  # used meanwhile
+                others = [block for block in blocks if block.block_id not in self._whose]
+                for block in others:
                     block.ref_cnt -= 1
-                self.pool.free_block_queue.prepend_n([block for block in blocks if not block.ref_cnt])
+                self.pool.free_block_queue.prepend_n([block for block in others if not block.ref_cnt])
             else:
                 self.pool.free_blocks(reversed(blocks))
 

@@ -225,13 +225,23 @@ def test_what_is_used_again_is_offered_again_for_its_last_user() -> None:
     assert all(job.request_class.kind == "" for job in offered)
 
 
-def apart(*, address: str = "p:1") -> dict[str, Any]:
+def apart(
+    *, address: str = "p:1", secret: bytes = SECRET, part: worker_pb2.PlanPart = worker_pb2.PLAN_PART_DECODE
+) -> dict[str, Any]:
     """Returns the parameters of a request whose prompt ``p`` was to compute, and which ``x`` decodes."""
-    plan = worker_pb2.Plan(request_id="q", prefill_ms=250)
+    plan = worker_pb2.Plan(request_id="q", prefill_ms=250, part=part)
     placement = plan.placement
     placement.policy, placement.prefill_instance_id, placement.prefill_address = "pinyon", "p", address
     placement.decode_instance_id, placement.decode_address = "x", "x:1"
-    return {"pinyon": seal_plan(plan.SerializeToString(), SECRET)}
+    return {"pinyon": seal_plan(plan.SerializeToString(), secret)}
+
+
+def test_a_stranger_names_no_source_of_a_computed_prompt() -> None:
+    place = Place(secret=b"")
+    asked = request(kv_transfer_params=apart(address="203.0.113.9:7400", secret=b""))
+    place.side.arrived(asked)
+    assert not place.side.prompts["r"].planned
+    assert len(place.asked) == 1
 
 
 def test_a_prompt_computed_elsewhere_is_fetched_from_there(place: Place) -> None:
@@ -245,8 +255,7 @@ def test_a_prompt_computed_elsewhere_is_fetched_from_there(place: Place) -> None
 
 
 def test_a_prompt_for_another_is_no_decode_here(place: Place) -> None:
-    place.side.times.instance_id = "p"
-    asked = request(kv_transfer_params=apart())
+    asked = request(kv_transfer_params=apart(part=worker_pb2.PLAN_PART_PREFILL))
     place.side.arrived(asked)
     times = place.side.prompts["r"].times
     assert (times.computes, times.decodes) == (True, False)

@@ -109,7 +109,8 @@ class HttpInstanceKind(ExchangeKind):
             passing.held_max = HELD_BYTES_MAX
         if forward.reply.begun and before is not None:
             if answer.status != 200 or not passing.is_stream:
-                raise Broke(f"The server answered {answer.status} and would not go on with the stream.", begun=False)
+                said = f"The server answered {answer.status} and would not go on with the stream."
+                raise Broke(said, begun=False, its_fault=False)
             passing.first_s, passing.events = before.first_s, before.events
         return passing
 
@@ -160,14 +161,16 @@ class _Attempt:
         url, body, prefill_ms, so_far, asks = forward.url, forward.body, 0, forward.so_far, self._asks
         if placement.prefill_instance_id != placement.decode_instance_id:
             placement, prefill_ms = await self._computed_elsewhere(forward)
-        plan = self._plan(forward, self._known, placement, prefill_ms)
+        apart = placement.prefill_instance_id != placement.decode_instance_id
+        part = worker_pb2.PLAN_PART_DECODE if apart else worker_pb2.PLAN_PART_UNSPECIFIED
+        plan = self._plan(forward, self._known, placement, prefill_ms, part)
         more: tuple[bytes, ...] = ()
         if so_far is not None and (plan or so_far.begun):  # a server with a connector, so it is vLLM
             more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
             if so_far.begun:
                 if so_far.chat and not await self._said_by_tokens(so_far, forward):
                     so_far.answered("")
-                url, changed = so_far.request(self._known.info.max_context_tokens)
+                url, changed = so_far.request()
                 if changed is not None:
                     body, more = changed, (ASK,)
             else:
@@ -194,7 +197,7 @@ class _Attempt:
         name, began_s = placement.prefill_instance_id, kind.clock()
         known, plan = kind.servers.get(name), ""
         if known is not None and forward.keyed and not self._asks.terms.no_reuse:
-            plan = self._plan(forward, known, placement)
+            plan = self._plan(forward, known, placement, part=worker_pb2.PLAN_PART_PREFILL)
         if known is None or not plan:
             return whole(placement), 0
         try:
@@ -203,7 +206,7 @@ class _Attempt:
             _log.warning("%s computed no prompt: %s", name, error.message, extra={"request_id": forward.name})
             if isinstance(error, Absent | Broke):
                 self.failed(name)
-            return whole(placement), 0
+            return whole(placement), round((kind.clock() - began_s) * 1e3)
         self.answered(name, began_s)
         found = common_pb2.Placement()
         found.CopyFrom(placement)
@@ -213,7 +216,12 @@ class _Attempt:
         return found, round((kind.clock() - began_s) * 1e3)
 
     def _plan(
-        self, forward: ServerRequest, known: InstanceServer, placement: common_pb2.Placement, prefill_ms: int = 0
+        self,
+        forward: ServerRequest,
+        known: InstanceServer,
+        placement: common_pb2.Placement,
+        prefill_ms: int = 0,
+        part: worker_pb2.PlanPart = worker_pb2.PLAN_PART_UNSPECIFIED,
     ) -> str:
         layout = known.info.layout
         if not forward.planned or layout is None or layout.packing == UNKNOWN_PACKING:
@@ -226,6 +234,7 @@ class _Attempt:
             no_reuse=asks.terms.no_reuse,
             traceparent=forward.traceparent,
             prefill_ms=prefill_ms,
+            part=part,
         )
         sealed = seal_plan(plan.SerializeToString(), self._kind.secret)
         return sealed if len(sealed) <= PLAN_CHARS_MAX else ""

@@ -160,11 +160,11 @@ class StreamSoFar:
         self._marks = deque([(0, 0)])
         return False
 
-    def request(self, max_context: int) -> tuple[bytes, bytes | None]:
-        """Returns the path and the body for the server that goes on; no body if it gets the client's own. The server
-        takes ``max_context`` tokens of prompt and answer; 0: that is not known."""
-        if self._limit is None and not max_context:
+    def request(self) -> tuple[bytes, bytes | None]:
+        """Returns the path and the body for the server that goes on; no body if it gets the client's own."""
+        if self._limit is None:  # only a server knows the limit of a chat that names none
             self._marks = deque([(0, 0)])
+        self._text = ["".join(self._text)]
         count, told = self._marks[0]
         self._more = count
         self._marks = deque([(count, told)])
@@ -172,8 +172,8 @@ class StreamSoFar:
         self._place = told + self._kept if count else 0
         if not count:
             return (CHAT if self.chat else COMPLETION).encode(), None
-        limit = max_context - self._prompt_ids.count(b",") - 1 if self._limit is None else self._limit
-        asked = {**self._asked, "max_tokens": max(1, limit - count), "min_tokens": max(0, self._least - count)}
+        left = max(1, (self._limit or 0) - count)
+        asked = {**self._asked, "max_tokens": left, "min_tokens": max(0, self._least - count)}
         ids = b",".join((self._prompt_ids, to_json(self.tokens)[1:-1]))
         return COMPLETION.encode(), b'{"prompt":[%b],%b' % (ids, to_json(asked)[1:])
 
@@ -237,7 +237,7 @@ class StreamSoFar:
         self._finished = choice.get("finish_reason") is not None
         again = max(0, min(len(text), self._given - self._place))
         if again and not self._again(text[:again]):
-            raise Broke("The server that went on with the stream made other text of it.", begun=True)
+            raise Broke("The server that went on made other text of the stream.", begun=True, its_fault=False)
         fresh = text[again:]
         self._place += len(text)
         self._given = max(self._given, self._place)
@@ -252,7 +252,7 @@ class StreamSoFar:
 
     def _again(self, text: str) -> bool:
         """Returns whether this text, which comes again at the present place, is what the client has there."""
-        return "".join(self._text).startswith(text, self._place)
+        return self._text[0].startswith(text, self._place)  # what was told before the present server
 
     def _as_before(self, choice: dict[str, Any], fresh: str, ids: list[int]) -> bool:
         """Makes of a choice what the first server would have said; returns whether there is anything to say."""

@@ -111,7 +111,7 @@ class ExchangeKind:
         self.got_answer(forward, 0)
         _log.warning("%s failed a request: %s", name, error.message, extra={"request_id": forward.name})
         forward.error = error
-        if not isinstance(error, ConnectionsFull):
+        if not isinstance(error, ConnectionsFull) and getattr(error, "its_fault", True):
             targets.failed(name, absent=isinstance(error, Absent))
         if isinstance(error, Broke):
             forward.paid += error.sends
@@ -137,7 +137,7 @@ class ExchangeKind:
         forward.exclude.add(name)
         if answer.status == 429 or rest_s:
             targets.refused(forward.served.name, name, rest_s)
-        else:
+        elif answer.status != 500:  # which the request may be to blame for
             targets.failed(name)
 
     def retries(self, forward: Forward) -> PinyonError | None:

@@ -1,11 +1,21 @@
 from pinyon.api.common.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlanPart(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_PART_UNSPECIFIED: _ClassVar[PlanPart]
+    PLAN_PART_PREFILL: _ClassVar[PlanPart]
+    PLAN_PART_DECODE: _ClassVar[PlanPart]
+PLAN_PART_UNSPECIFIED: PlanPart
+PLAN_PART_PREFILL: PlanPart
+PLAN_PART_DECODE: PlanPart
 
 class SessionRequest(_message.Message):
     __slots__ = ("submissions", "cancel_stream_ids", "load_interval_ms")
@@ -78,20 +88,22 @@ class Submission(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., prompt_tokens_le32: _Optional[bytes] = ..., block_keys: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., generated_tokens: _Optional[int] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., no_reuse: _Optional[bool] = ..., model_fingerprint: _Optional[str] = ..., ttft_left_ms: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("request_id", "request_class", "placement", "no_reuse", "traceparent", "prefill_ms")
+    __slots__ = ("request_id", "request_class", "placement", "no_reuse", "traceparent", "prefill_ms", "part")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     NO_REUSE_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     request_class: _common_pb2.RequestClass
     placement: _common_pb2.Placement
     no_reuse: bool
     traceparent: str
     prefill_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., traceparent: _Optional[str] = ..., prefill_ms: _Optional[int] = ...) -> None: ...
+    part: PlanPart
+    def __init__(self, request_id: _Optional[str] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ..., no_reuse: _Optional[bool] = ..., traceparent: _Optional[str] = ..., prefill_ms: _Optional[int] = ..., part: _Optional[_Union[PlanPart, str]] = ...) -> None: ...
 
 class StreamUpdate(_message.Message):
     __slots__ = ("stream_id", "tokens", "text", "finish_reason", "usage", "error", "prefill", "logprobs", "prompt_logprobs", "model_fingerprint")
