@@ -197,6 +197,19 @@ async def test_who_will_not_go_on_with_a_stream_ends_it_clearly(answer: Any) -> 
         assert body.endswith(DONE)
 
 
+@pytest.mark.parametrize("usage", [False, True])
+async def test_a_stream_whose_answer_has_ended_is_ended_here(usage: bool) -> None:
+    last = event("a", text="end", token_ids=[9], finish_reason="stop")
+    servers = ServerInstance("i0", answer=begins(last, DROP)), ServerInstance("i1", answer=begins(last, DROP))
+    async with running_servers(*servers) as bench:
+        body = await broken(bench, **GREEDY, stream_options={"include_usage": usage})
+        assert texts(body) == ["one ", "two ", "end"]
+        assert body.endswith(DONE)
+        assert (b'"completion_tokens":3' in body) is usage
+        assert sum(len(each.bodies) for each in servers) == 1
+        assert bench.gauge("requests_total", finish="answered", model=MODEL) == 1
+
+
 async def test_a_silent_stream_of_an_instance_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_servers, "SILENT_S", 0.1)
     servers = ServerInstance("i0", answer=begins(STALL)), ServerInstance("i1", answer=GOES_ON)

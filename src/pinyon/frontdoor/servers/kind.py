@@ -125,8 +125,15 @@ class HttpInstanceKind(ExchangeKind):
             if so_far is not None and so_far.can_go_on:
                 forward.final = False
                 forward.asks.tokens = so_far.tokens  # only the same weights may go on
+            elif so_far is not None and forward.reply.begun and (ending := so_far.ending()):
+                await forward.reply.end(ending)
+                forward.error, forward.status = None, 200
             elif not forward.reply.begun:  # the client has nothing of the answer
                 forward.final = False
+
+    def gives_up(self, forward: Forward) -> bool:
+        """Returns False for a stream that may go on: a server of it may come back soon."""
+        return not forward.reply.begun and super().gives_up(forward)
 
     def nobody(self, forward: Forward, error: PinyonError) -> PinyonError:
         assert isinstance(forward, ServerRequest)

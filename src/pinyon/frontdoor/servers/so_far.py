@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 
 from pinyon.frontdoor.failures import Broke
 from pinyon.frontdoor.servers.given_prompt import CHAT, COMPLETION
+from pinyon.openai.format import DONE
 
 ASK: Final = b'"return_token_ids":true'
 HELD_BYTES_MAX: Final = 16 << 20
@@ -69,6 +70,8 @@ def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
             return None
     if path == CHAT and not _only_text(values.get("messages")):
         return None
+    if not isinstance(values.get("stream_options") or {}, dict):
+        return None
     stops = values.get("stop") or []
     stops = [stops] if type(stops) is str else stops
     if type(stops) is not list or not all(type(each) is str and len(each) <= STOP_CHARS_MAX for each in stops):
@@ -94,7 +97,7 @@ class StreamSoFar:
     longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
 
     __slots__ = ("_asked", "_back", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least", "_limit",
-                 "_lost", "_marks", "_more", "_place", "_prompt_ids", "_text", "asked", "chat",
+                 "_lost", "_marks", "_more", "_place", "_prompt_ids", "_tells_usage", "_text", "asked", "chat",
                  "shows_tokens")  # fmt: skip
 
     def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
@@ -128,6 +131,8 @@ class StreamSoFar:
         self._head: dict[str, Any] = {}
         """The fields that all chunks have in common."""
         self._lost = self._finished = False
+        self._tells_usage = bool((values.get("stream_options") or {}).get("include_usage"))
+        """True if the client is still to be told how many tokens there were."""
         self._more: int | None = None
         """The number of tokens that the present server got with the prompt; None: it has the stream from the start."""
 
@@ -145,6 +150,15 @@ class StreamSoFar:
         """True if another server can go on with the stream. It cannot with thoughts and calls, of which only the
         beginnings may have been told."""
         return bool(self._prompt_ids) and not (self._lost or self._finished)
+
+    def ending(self) -> bytes:
+        """Returns the last events of a stream whose server went away behind the end of the answer; else nothing."""
+        if not self._finished or self._lost:
+            return b""
+        prompt, made = self._prompt_ids.count(b",") + 1, len(self._ids)
+        used = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        last = to_json({**self._head, "choices": [], "usage": used})
+        return b"data: %b\n\n%b" % (last, DONE) if self._tells_usage else DONE
 
     def question(self, model: str) -> bytes:
         """Returns the body of a question to ``/detokenize`` for the text of the tokens with which a server goes on."""
@@ -198,7 +212,8 @@ class StreamSoFar:
             return event if self.shows_tokens else _IDS.sub(b"", event)
         if "error" in chunk and self.can_go_on:
             raise Broke("The server gave the stream up.", begun=True)
-        more = self._more
+        more, usage = self._more, chunk.get("usage")
+        self._tells_usage = self._tells_usage and not usage
         if not self._head:
             self._head = {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
             if (found := _PROMPT_IDS.search(event)) is not None:
@@ -217,7 +232,7 @@ class StreamSoFar:
             return b""
         for name in ("prompt_token_ids", "system_fingerprint"):
             chunk.pop(name, None)
-        if usage := chunk.get("usage"):
+        if usage:
             usage["prompt_tokens"] -= more
             usage["completion_tokens"] += more
             if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
