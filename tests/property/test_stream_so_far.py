@@ -179,7 +179,8 @@ def test_a_killed_stream_is_as_one_that_lived(seed: int, path: str, fields: dict
         {"response_format": {"type": "json_object"}}, {"guided_regex": "a"}, {"bad_words": ["a"]},
         {"return_token_ids": False}, {"return_token_ids": None},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        {"messages": "all"}, {"stop": "a" * 2000}, {"stop": [1]}, {"stream_options": 5}, {"max_tokens": "5"}, {"min_tokens": 2.0},
+        {"messages": "all"}, {"stop": "a" * 2000}, {"stop": [1]}, {"max_tokens": "5"},
+        {"stream_options": 5}, {"min_tokens": 2.0},
     ],
     ids=str,
 )  # fmt: skip
