@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 ACCEPT_TURNS = 3
 """Turns of the loop until an accepted connection has arrived. A closed server of asyncio leaves it open."""
@@ -45,7 +45,8 @@ async def tcp_server(handle: Handle, tls: ssl.SSLContext | None = None) -> Async
             await asyncio.sleep(0)
         server.close()
         for writer in writers.values():
-            writer.transport.abort()
+            with suppress(AttributeError):  # of TLS that has ended, in Python 3.11.2
+                writer.transport.abort()
         for result in await asyncio.gather(*writers, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, OSError | EOFError):
                 raise result

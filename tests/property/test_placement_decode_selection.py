@@ -38,7 +38,7 @@ def due(state) -> bool:
 
 def oracle(request, pool, match, prefill):
     """Chooses by looking at one instance after the other."""
-    if pool.together:
+    if pool.together and prefill.info.role.decodes:
         return prefill
     decodes = pool.decodes
     if request.tbt_slo_s > 0:
@@ -169,7 +169,7 @@ def test_as_the_loop_over_instances(members, tbt_slo_s, together, no_reuse, seed
     prefill = Random(seed).choice(pool.prefills)
     chosen, predicted_s, shared = select_decode(request, pool, match, prefill, NOW_S)
     assert chosen is oracle(request, pool, match, prefill)
-    if not together:
+    if not (together and prefill.info.role.decodes):
         asked = request, pool, match, prefill, NOW_S, decode_blocks(request, BLOCK)
         place = least_loaded(*asked)
         common = request, pool, prefill, NOW_S, decode_blocks(request, BLOCK)

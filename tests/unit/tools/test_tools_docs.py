@@ -51,6 +51,13 @@ FOREIGN = {
     "--durations",
     "--no-deps",
     "--tls-auth-clients",
+    *("--kv-transfer-config", "--enable-prefix-caching", "--block-size", "--dtype", "--kv-cache-dtype"),
+    *("--quantization", "--max-num-batched-tokens", "--enforce-eager", "--async-scheduling"),
+    *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--decode-context-parallel-size"),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--enable-lora"),
+    *("--scheduling-policy", "--stream-interval", "--speculative-config", "--generation-config"),
+    *("--override-generation-config", "--ssl-certfile", "--enable-sleep-mode", "--skip-tokenizer-init"),
+    "--enable-hierarchical-cache",
 }
 """The options of other projects' programs."""
 ELSEWHERE = {"curl", "docker", "docker-compose", "export", "grpcurl", "sglang", "vllm"}
