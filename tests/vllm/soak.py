@@ -20,9 +20,12 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from launch.cluster import ClusterSpec, LocalCluster
 from launch.process import Process, await_ready
 from launch.vllm import START_S, VllmServer
+from tests.long import usually
 from tests.vllm.ask import ask, ask_stream, counter, get, prompts
 from tests.vllm.store_access import instance_of
 from tests.waiting import wait_until
@@ -35,6 +38,7 @@ TINY_KV = ("--kv-cache-memory-bytes", str(96 * 65536), "--max-model-len", "2048"
 """KV memory for 96 blocks: a few requests at a time, so that some are preempted."""
 FREEZE_S = 2.0
 DRAIN_S = 60.0
+long_only = pytest.mark.skipif(not usually(0, long=1), reason="it starts servers for minutes: ./dev test --long vllm")
 
 
 @dataclass

@@ -20,7 +20,6 @@ from launch.cluster import LocalCluster
 from launch.process import ROOT, Process
 from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
 from pinyon.runtime.process import child_environment
-from tests.long import usually
 from tests.vllm import soak
 from tests.vllm.ask import ask, ask_stream, counter, prompts
 from tests.vllm.cutting import CuttingProxy
@@ -28,8 +27,6 @@ from tests.waiting import wait_until
 
 SEED = 42
 PROMPTS = 200
-LONG = bool(usually(0, long=1))
-long_only = pytest.mark.skipif(not LONG, reason="it restarts servers for minutes: ./dev test --long vllm")
 TOKENS = 24
 SOAK_S = 60.0
 
@@ -116,7 +113,8 @@ def test_streams_that_are_cut_give_equal_tokens(
     assert went_on > PROMPTS / 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=long_only)])
+@soak.long_only
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_streams_outlive_a_server_that_ends(
     pairs: LocalCluster, expected: dict[str, tuple[int, ...]], number: signal.Signals
 ) -> None:
@@ -137,9 +135,8 @@ def test_streams_outlive_a_server_that_ends(
         caller.join()
     assert told == long
     assert resumes(pairs) > before
-    if LONG:
-        ending.kill()
-        back(ending)
+    ending.kill()
+    back(ending)
 
 
 def bench(cluster: LocalCluster, folder: Path, ends: threading.Event) -> list[dict[str, Any]]:
@@ -163,7 +160,7 @@ def bench(cluster: LocalCluster, folder: Path, ends: threading.Event) -> list[di
     return results
 
 
-@long_only
+@soak.long_only
 def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> None:
     first, second = servers(pairs, "decode")
     soak.drain(pairs, second)
@@ -183,7 +180,7 @@ def test_servers_come_and_go_under_load(pairs: LocalCluster, tmp_path: Path) -> 
     back(first)
 
 
-@long_only
+@soak.long_only
 def test_a_soak_of_pairs_leaves_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
     known = dict(list(expected.items())[:60])
     faults: list[tuple[str, Process]] = [

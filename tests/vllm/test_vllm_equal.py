@@ -150,6 +150,7 @@ def test_top_explain_and_metrics_show_vllm_like_own_engines(suite: LocalCluster)
     assert 'pinyon_conductor_placements_total{outcome="placed"}' in page
 
 
+@soak.long_only
 def test_a_soak_leaves_equal_tokens_and_holds_nothing(model: Any, alone: VllmServer) -> None:
     known = answers(alone.url, SEED, 60)
     with LocalCluster(soak.small_cluster(str(model))) as cluster:
