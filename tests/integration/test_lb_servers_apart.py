@@ -14,7 +14,7 @@ from pinyon.frontdoor.servers import instance_servers
 from pinyon.messages.plan import open_plan
 from tests.integration.lb_harness import MODEL, spin
 from tests.integration.servers_parts import SECRET, ServerInstance, ServersBench, running_servers, tokens_of
-from tests.integration.upstream_parts import DONE, DROP, STALL, answers, says, streams
+from tests.integration.upstream_parts import DONE, DROP, STALL, Asked, Wire, answers, says, streams
 
 PREFILL, DECODE = common_pb2.ROLE_PREFILL, common_pb2.ROLE_DECODE
 LONG, SHORT = "a long prompt of many words " * 40, "hi"
@@ -195,6 +195,31 @@ async def test_who_will_not_go_on_with_a_stream_ends_it_clearly(answer: Any) -> 
         assert texts(body) == ["one ", "two "]
         assert b'"error"' in body
         assert body.endswith(DONE)
+
+
+@pytest.mark.parametrize(("says_tokens", "path"), [("one ", PROMPT), ("one <", CHAT)])
+async def test_a_chat_goes_on_by_tokens_that_say_what_was_told(says_tokens: str, path: str) -> None:
+    first = event("a", delta={"content": "one "}, token_ids=[7], prompt_token_ids=[1, 2])
+    again = event("b", delta={"role": "assistant", "content": "one "}, token_ids=[7])
+    by_chat = streams(again, event("b", delta={"content": "two"}, token_ids=[8], finish_reason="stop"), DONE)
+    by_tokens = streams(event("b", text="two", token_ids=[8], finish_reason="stop"), DONE)
+
+    async def goes_on(asked: Asked, wire: Wire) -> None:
+        if asked.target == "/detokenize":
+            assert asked.json["tokens"] == [7]
+            await wire.whole(json.dumps({"prompt": says_tokens}).encode())
+        else:
+            await (by_chat if asked.target == CHAT else by_tokens)(asked, wire)
+
+    servers = ServerInstance("i0", answer=streams(first, DROP)), ServerInstance("i1", answer=goes_on)
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        reply = await bench.chat(max_tokens=9, **GREEDY)
+        chunks = [json.loads(each[6:]) for each in reply.body.decode().split("\n\n") if each.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert deltas == [{"content": "one "}, {"content": "two"}]
+        assert [asked.target for asked in servers[1].requests] == ["/detokenize", path]
+        await bench.idle()
 
 
 @pytest.mark.parametrize("usage", [False, True])

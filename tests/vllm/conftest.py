@@ -51,10 +51,16 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
     spec = ClusterSpec(
         prefill=0, decode=0, mixed=2, engine="vllm", model=str(model), store_mib=512, extra={"vllm": TOOLS}
     )
+    with started(LocalCluster(spec, tmp_path_factory.mktemp("suite"))) as cluster:
+        yield cluster
+
+
+@contextmanager
+def started(cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """Runs a cluster whose vLLM servers are patient: on a slow machine, too, the store's answers come in time."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PINYON_VLLM_LOOK_S", "5")  # on a slow machine, too, the store's answer comes in time
+        environment.setenv("PINYON_VLLM_LOOK_S", "5")
         environment.setenv("PINYON_VLLM_LOAD_S", "20")
-        cluster = LocalCluster(spec, tmp_path_factory.mktemp("suite"))
         cluster.start()
     try:
         yield cluster

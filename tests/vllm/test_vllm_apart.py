@@ -22,6 +22,7 @@ from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
 from pinyon.runtime.process import child_environment
 from tests.vllm import soak
 from tests.vllm.ask import ask, ask_stream, counter, prompts
+from tests.vllm.conftest import started
 from tests.vllm.cutting import CuttingProxy
 from tests.waiting import wait_until
 
@@ -52,16 +53,11 @@ def pairs(model: Path, proxies: list[CuttingProxy]) -> Iterator[LocalCluster]:
             proxies.append(proxy)
             super().__init__(name, model, served, host, port, {**connector, "server_url": proxy.url}, *more)
 
+    cluster = LocalCluster(soak.small_cluster(str(model), apart=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PINYON_VLLM_LOOK_S", "5")
-        patch.setenv("PINYON_VLLM_LOAD_S", "20")
         patch.setattr(launching.vllm, "VllmServer", ProxiedServer)
-        cluster = LocalCluster(soak.small_cluster(str(model), apart=True))
-        cluster.start()
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+        with started(cluster):
+            yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -175,8 +175,8 @@ class _Attempt:
         if so_far is not None and (plan or so_far.begun):  # a server with a connector, so it is vLLM
             more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
             if so_far.begun:
-                if so_far.chat and not await self._said_by_tokens(so_far, forward):
-                    so_far.answered("")
+                if so_far.chat:
+                    so_far.answered(await self._text_of_tokens(so_far, forward))
                 url, changed = so_far.request()
                 if changed is not None:
                     body, more = changed, (ASK,)
@@ -188,14 +188,14 @@ class _Attempt:
             self._forward = forward
         return answer
 
-    async def _said_by_tokens(self, so_far: StreamSoFar, forward: ServerRequest) -> bool:
-        """Returns whether the server makes of the tokens so far the text that the client was told."""
+    async def _text_of_tokens(self, so_far: StreamSoFar, forward: ServerRequest) -> str:
+        """Returns what the server says is the text of the tokens so far; empty if it does not say."""
         question = so_far.question(forward.asked.model)
         try:
             status, said = await self._known.server.ask(b"/detokenize", DETOKENIZE_S, HELD_BYTES_MAX, question)
-            return status == 200 and so_far.answered(from_json(said)["prompt"])
+            return str(from_json(said)["prompt"]) if status == 200 else ""
         except (Unavailable, ValueError, KeyError, TypeError):
-            return False
+            return ""
 
     async def _computed_elsewhere(self, forward: ServerRequest) -> tuple[common_pb2.Placement, int]:
         """Has the prompt computed by the prefill instance. Returns the placement for the decode instance, and the
