@@ -6,6 +6,7 @@ import http.client
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,25 +43,44 @@ def ask_stream(url: str, prompt: str | list[int], tokens: int = 16, model: str =
         "return_token_ids": True, **fields,
     }  # fmt: skip
     began = time.perf_counter()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ASK_S)
     found: list[int] = []
     told, last = "", {}
+    for last in events(url, "/v1/completions", body):
+        for choice in last["choices"]:
+            found += choice["token_ids"]
+            told += choice["text"]
+    return Told(tuple(found), time.perf_counter() - began, {**last, "text": told})
+
+
+def ask_chat_stream(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Asks for a chat as a stream; returns its text, tokens, roles, endings and usage. Raises as :func:`ask_stream`."""
+    told: dict[str, Any] = {"text": "", "tokens": [], "roles": [], "endings": [], "usage": None}
+    for event in events(url, "/v1/chat/completions", {**body, "stream": True}):
+        for choice in event["choices"]:
+            told["text"] += choice["delta"].get("content") or ""
+            told["tokens"] += choice.get("token_ids") or ()
+            told["roles"] += [choice["delta"]["role"]] if "role" in choice["delta"] else []
+            told["endings"] += [choice["finish_reason"]] if choice["finish_reason"] else []
+        told["usage"] = event.get("usage") or told["usage"]
+    return told
+
+
+def events(url: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a stream's events. Raises ``OSError`` and ``RuntimeError`` (a status, or an error in the stream)."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ASK_S)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read(300)!r}")
         for line in response:
             if line.startswith(b"data: {"):
-                last = json.loads(line[6:])
-                if "error" in last:
+                event: dict[str, Any] = json.loads(line[6:])
+                if "error" in event:
                     raise RuntimeError(f"in the stream: {line[:300]!r}")
-                for choice in last["choices"]:
-                    found += choice["token_ids"]
-                    told += choice["text"]
+                yield event
     finally:
         connection.close()
-    return Told(tuple(found), time.perf_counter() - began, {**last, "text": told})
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = ASK_S) -> dict[str, Any]:

@@ -18,10 +18,10 @@ class CuttingProxy:
         self._host, self._port, self._target = host, port, target
         self._rng, self._max = random.Random(seed), events_max
         self._cut = cut
+        self._serving: set[asyncio.Task[None]] = set()
         self.cutting = False
-        self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()), daemon=True)
 
     @property
     def url(self) -> str:
@@ -32,14 +32,22 @@ class CuttingProxy:
         assert self._ready.wait(10)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ends.set)
         self._thread.join(10)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(asyncio.start_server(self._serve, self._host, self._port))
+    async def _listen(self) -> None:
+        self._loop, self._ends = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accept, self._host, self._port)
         self._ready.set()
-        self._loop.run_forever()
+        await self._ends.wait()
+        server.close()
+        while self._serving:
+            await asyncio.wait(self._serving)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -70,7 +78,7 @@ class CuttingProxy:
                 writer.write(data)
 
         try:
-            tasks = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
+            tasks = [asyncio.ensure_future(each) for each in (up(), down(), self._ends.wait())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()

@@ -21,7 +21,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, UniformTypeKVCacheSpecs
 from vllm.v1.outputs import KVConnectorOutput
@@ -56,6 +56,11 @@ def fields(kind: Any, *names: str) -> list[str]:
     return [name for name in names if name in there or hasattr(kind, name)]
 
 
+def made(kind: type, *names: str) -> list[str]:
+    """Returns which of these attributes the constructor makes."""
+    return [name for name in names if name in kind.__init__.__code__.co_names]
+
+
 def part(name: str) -> Any:
     """Returns the type of one part of vLLM's configuration."""
     hints = typing.get_type_hints(VllmConfig)[name]
@@ -81,12 +86,12 @@ def interface() -> dict[str, Any]:
             if callable(getattr(KVConnectorBase_V1, name))
         },
         "BlockPool": {name: arguments(BlockPool, name) for name in ("touch", "free_blocks", "get_num_free_blocks")},
+        "FreeKVCacheBlockQueue": {"prepend_n": arguments(FreeKVCacheBlockQueue, "prepend_n")},
         "KVCacheBlocks": {"get_block_ids": arguments(KVCacheBlocks, "get_block_ids")},
         "fields": {
-            "BlockPool": [
-                name for name in ("blocks", "enable_caching") if name in BlockPool.__init__.__code__.co_names
-            ],
-            "KVCacheBlock": fields(KVCacheBlock, "block_id", "ref_cnt", "block_hash"),
+            "BlockPool": made(BlockPool, "blocks", "enable_caching", "free_block_queue"),
+            "FreeKVCacheBlockQueue": made(FreeKVCacheBlockQueue, "fake_free_list_head"),
+            "KVCacheBlock": fields(KVCacheBlock, "block_id", "ref_cnt", "block_hash", "next_free_block"),
             "KVCacheGroupSpec": fields(KVCacheGroupSpec, "kv_cache_spec"),
             "FullAttentionSpec": fields(FullAttentionSpec, "block_size", "num_kv_heads", "head_size", "non_causal"),
             "UniformTypeKVCacheSpecs": fields(UniformTypeKVCacheSpecs, "kv_cache_specs"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from launch.process import ROOT, Process
 from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
 from pinyon.runtime.process import child_environment
 from tests.vllm import soak
-from tests.vllm.ask import ask, ask_stream, counter, prompts
+from tests.vllm.ask import ask, ask_chat_stream, ask_stream, counter, prompts, text
 from tests.vllm.conftest import started
 from tests.vllm.cutting import CuttingProxy
 from tests.waiting import wait_until
@@ -75,8 +78,26 @@ def back(server: VllmServer) -> None:
     wait_until(server.announced, f"{server.name} is back", timeout_s=START_S, poll_s=0.1)
 
 
+@contextmanager
+def cutting(proxies: list[CuttingProxy]) -> Iterator[None]:
+    for proxy in proxies:
+        proxy.cutting = True
+    try:
+        yield
+    finally:
+        for proxy in proxies:
+            proxy.cutting = False
+
+
 def resumes(cluster: LocalCluster) -> float:
     return counter(f"http://{cluster.services['lb-0'].endpoints['metrics']}", "pinyon_lb_resumes_total")
+
+
+def own_metrics(server: VllmServer) -> str:
+    """Returns where the connector shows its metrics, as its log says last."""
+    assert server.log_path is not None
+    found: list[str] = re.findall(r"metrics at (http://\S+)/metrics", server.log_path.read_text())
+    return found[-1]
 
 
 def test_prompts_computed_apart_give_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
@@ -85,28 +106,52 @@ def test_prompts_computed_apart_give_equal_tokens(pairs: LocalCluster, expected:
     assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
     (prefill,) = servers(pairs, "prefill")
     computed = counter(prefill.url, "vllm:request_success_total")
-    loaded = sum(counter(each.url, "vllm:external_prefix_cache_hits_total") for each in servers(pairs, "decode"))
-    print(f"{computed:g} of {PROMPTS} prompts computed apart, {loaded:g} tokens loaded")
+    loaded, from_peers = (
+        sum(counter(own_metrics(each), f"pinyon_vllm_{name}_total") for each in servers(pairs, "decode"))
+        for name in ("loaded_blocks", "peer_blocks")
+    )
+    print(f"{computed:g} of {PROMPTS} prompts computed apart; {loaded:g} blocks loaded, {from_peers:g} from peers")
     assert computed > PROMPTS / 4
-    assert loaded
+    assert from_peers > computed, "decodes read the prefill server's memory"
 
 
 def test_streams_that_are_cut_give_equal_tokens(
     pairs: LocalCluster, proxies: list[CuttingProxy], expected: dict[str, tuple[int, ...]]
 ) -> None:
     before = resumes(pairs)
-    for proxy in proxies:
-        proxy.cutting = True
-    try:
-        with ThreadPoolExecutor(8) as callers:
-            told = list(callers.map(lambda prompt: ask_stream(pairs.http, prompt, TOKENS).tokens, expected))
-    finally:
-        for proxy in proxies:
-            proxy.cutting = False
+    with cutting(proxies), ThreadPoolExecutor(8) as callers:
+        told = list(callers.map(lambda prompt: ask_stream(pairs.http, prompt, TOKENS).tokens, expected))
     went_on = resumes(pairs) - before
     print(f"{went_on:g} of {PROMPTS} streams went on elsewhere")
     assert sum(a == b for a, b in zip(told, expected.values(), strict=True)) == PROMPTS
     assert went_on > PROMPTS / 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 60},
+        {"max_tokens": 60, "stream_options": {"include_usage": True}},
+        {"max_tokens": 60, "return_token_ids": True},
+        {"max_tokens": 60, "stop": ["e", "a"]},
+        {"max_completion_tokens": 60, "ignore_eos": True},
+        {"stop": ["a", "k", "5"]},
+    ],
+    ids=["limit", "usage", "token ids", "stop", "newer limit", "no limit"],
+)
+def test_chats_that_are_cut_are_told_as_by_one(
+    pairs: LocalCluster, proxies: list[CuttingProxy], alone: VllmServer, fields: dict[str, Any]
+) -> None:
+    rng = random.Random(SEED)
+    asked = [[{"role": "user", "content": text(rng, rng.randrange(20, 300))}] for _ in range(8)]
+    bodies = [{"model": "tiny", "messages": messages, "temperature": 0, **fields} for messages in asked]
+    before = resumes(pairs)
+    with ThreadPoolExecutor(4) as callers:
+        by_one = list(callers.map(partial(ask_chat_stream, alone.url), bodies))
+        with cutting(proxies):
+            told = list(callers.map(partial(ask_chat_stream, pairs.http), bodies))
+    assert told == by_one
+    assert resumes(pairs) > before
 
 
 @soak.long_only

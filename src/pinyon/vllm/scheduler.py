@@ -23,12 +23,14 @@ from pinyon.messages.plan import NAME, open_plan
 from pinyon.messages.request_class import class_from_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.vllm.cached_blocks import CachedBlocks
+from pinyon.vllm.drops import Drops
 from pinyon.vllm.jobs import Loaded, LoadJob, SaveJob, StepJobs, StepNews
 from pinyon.vllm.prompt_keys import KeySpace, PromptKeys, has_keys
 from pinyon.vllm.times import RequestTimes, Times
 
 COUNTED = {
     "loaded_blocks": "Blocks that came from the KV store or from peers",
+    "peer_blocks": "Blocks that came from peers",
     "load_failures": "Loads of which a block did not come",
     "offered_blocks": "Blocks that were offered to the KV store",
     "unsaved_blocks": "Blocks that were not, as too many waited",
@@ -37,8 +39,6 @@ COUNTED = {
 """The counts, with their meanings."""
 SAVES_MAX = 4096
 """The maximum number of save jobs that are not done."""
-DROPS_MAX = 16
-"""The number of blocks that are offered to the store at a time because vLLM will drop them next."""
 
 _log = get_logger("vllm.scheduler")
 
@@ -112,12 +112,7 @@ class SchedulerSide:
         self._pinned: dict[int, tuple[list[Any], int]] = {}
         """The save jobs that are not done: vLLM's blocks, and the ranks that have not reported."""
         self._pinned_blocks = 0
-        self._offers = False
-        """True if what vLLM will drop next can be told."""
-        self._drops: set[int] = set()
-        """The save jobs of blocks that vLLM will drop next; they become free as such again."""
-        self._whose: dict[int, tuple[int, RequestClass]] = {}
-        """The place of each block in the last prompt that had it, and whose that was; not after it was offered."""
+        self._drops = Drops()
         self._invalid: set[int] = set()
         """The targets of loads that a rank could not load."""
         self._refused: set[str] = set()
@@ -132,9 +127,7 @@ class SchedulerSide:
     def bind(self, pool: Any) -> None:
         self.pool = pool
         self.caches = bool(pool.enable_caching)
-        queue = getattr(pool, "free_block_queue", None)
-        self._offers = self._saves and all(hasattr(queue, name) for name in ("fake_free_list_head", "prepend_n"))
-        if self._saves and not self._offers:
+        if self._saves and not self._drops.bind(pool):
             _log.warning("this vLLM's free blocks are not understood: what it drops is not offered to the KV store")
         if not self.caches:  # vLLM does so itself where KV depends on more than the tokens before it
             _log.warning("prefix caching is off: no KV is saved, loaded or lent")
@@ -312,7 +305,7 @@ class SchedulerSide:
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
                 # Before 0.32 vLLM saves nothing in a step that computes nothing.
-                if self._offers and scheduled and not self._drops:
+                if scheduled and self._drops.offers:
                     self._offer_drops(jobs)
         if scheduled:
             self._steps += 1
@@ -338,8 +331,7 @@ class SchedulerSide:
     def _given(self, jobs: StepJobs, blocks: Sequence[int]) -> None:
         """Notes that blocks were handed out, to be written to."""
         self.cached.empty_all(blocks)
-        for block in blocks:
-            self._whose.pop(block, None)
+        self._drops.given(blocks)
         jobs.overwritten += blocks  # all of them: vLLM may have forgotten some that are still lent
 
     def _preempted(self, prompt: EnginePrompt) -> None:
@@ -368,23 +360,13 @@ class SchedulerSide:
     def _used(self, prompt: EnginePrompt, first: int, blocks: Sequence[int]) -> None:
         """Notes whose content blocks have, for the store's policies when vLLM drops them."""
         if self._saves and not prompt.request_class.no_store:
-            for place, block in enumerate(blocks, first):
-                self._whose[block] = place, prompt.request_class
+            self._drops.used(first, blocks, prompt.request_class)
 
     def _offer_drops(self, jobs: StepJobs) -> None:
         """Offers the blocks that vLLM will drop next to the store, which copies what it does not have (any more)."""
-        block = self.pool.free_block_queue.fake_free_list_head.next_free_block
-        found: dict[RequestClass, list[tuple[int, bytes, int]]] = {}
-        for _ in range(DROPS_MAX):
-            if block is None or block.block_hash is None:  # the first free ones hold nothing
-                break
-            key, whose = self.cached.key_of(block.block_id), self._whose.pop(block.block_id, None)
-            if key is not None and whose is not None:
-                found.setdefault(whose[1], []).append((whose[0], key, block.block_id))
-            block = block.next_free_block
-        for request_class, each in found.items():
+        for request_class, each in self._drops.next(self.cached.key_of).items():
             places, keys, blocks = zip(*each, strict=True)
-            self._drops.update(self._save(jobs, places, keys, blocks, request_class))
+            self._drops.jobs.update(self._save(jobs, places, keys, blocks, request_class))
 
     def _save(
         self,
@@ -434,17 +416,13 @@ class SchedulerSide:
             del self._pinned[job_id]
             self._pinned_blocks -= len(blocks)
             self.counts["offered_blocks"] += len(blocks)
-            if job_id in self._drops:
-                self._drops.discard(job_id)
-                self.pool.free_blocks([block for block in blocks if block.block_id in self._whose])  # used meanwhile
-                others = [block for block in blocks if block.block_id not in self._whose]
-                for block in others:
-                    block.ref_cnt -= 1
-                self.pool.free_block_queue.prepend_n([block for block in others if not block.ref_cnt])
+            if job_id in self._drops.jobs:
+                self._drops.saved(job_id, blocks)
             else:
                 self.pool.free_blocks(reversed(blocks))
 
     def _loaded_at_a_rank(self, loaded: Loaded) -> None:
+        self.counts["peer_blocks"] += loaded.peer_blocks  # of one rank: several read no peers
         entry = self._loading.get(loaded.job_id)
         if entry is not None and (prompt := self.prompts.get(entry[0].request_id)) is not None:
             prompt.times.loaded(loaded)
@@ -504,7 +482,7 @@ class SchedulerSide:
         """Makes all content void: from now on, keys are of another space."""
         with self.lock:
             self.cached.clear()
-        self._whose.clear()
+        self._drops.clear()
         self._space = space
         for prompt in self.prompts.values():  # they go on, but what they hold is of neither space
             self.times.ended(prompt.times)

@@ -21,7 +21,7 @@ from pinyon.vllm.jobs import LoadJob, RankFacts, SaveJob, StepJobs, StepNews
 from pinyon.vllm.parts import TRIED, ConnectorParts
 from pinyon.vllm.scheduler_parts import model_fingerprint
 from pinyon.vllm.settings import load_vllm_settings, server_url
-from tests.vllm_double import VERSIONS, Block, ConnectorBase, Output, Request, Role, recorded
+from tests.vllm_double import VERSIONS, Block, BlockPool, ConnectorBase, FreeQueue, Output, Request, Role, recorded
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -37,6 +37,10 @@ def test_the_double_has_the_recorded_fields(version: str) -> None:
     names = {field.name for field in fields(Request)} | set(dir(Request))
     assert set(there["Request"]) <= names
     assert set(there["KVCacheBlock"]) <= {field.name for field in fields(Block)}
+    assert set(there["BlockPool"]) <= set(vars(BlockPool(2)))
+    queue = recorded(version)["FreeKVCacheBlockQueue"]
+    assert list(inspect.signature(FreeQueue.prepend_n).parameters) == queue["prepend_n"]
+    assert all(hasattr(FreeQueue, name) for name in there["FreeKVCacheBlockQueue"])
     assert Output(**dict.fromkeys(there["SchedulerOutput"]))
 
 
