@@ -27,6 +27,8 @@ TOGETHER = {
 MACHINES = "tests/rdma/machines"
 TOGETHER |= dict.fromkeys(("tests/docker/test_docker_compose.py", "tests/rdma/test_rdma_guest.py"), MACHINES)
 """Files that would each take both processors for minutes; they run one after the other, beside the rest."""
+ENGINES = "tests/vllm/"
+"""A folder whose files each start several engines of a GB: one after the other."""
 WAITING = ("tests/rdma/", "tests/cluster/", "tests/integration/")
 """Folders whose tests wait for processes most of the time."""
 FIRST = (*WAITING, "tests/simulation/", "tests/property/", "tests/reproduction/", "tests/unit/")
@@ -57,7 +59,7 @@ STOP = pytest.StashKey[Path]()
 def unit_of(nodeid: str) -> str:
     """Returns the unit of a test: the tests that run on one worker, in order."""
     file = nodeid.partition("::")[0]
-    return TOGETHER.get(file, file)
+    return ENGINES if file.startswith(ENGINES) else TOGETHER.get(file, file)
 
 
 def rank(nodeid: str) -> tuple[int, int, str]:

@@ -34,10 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         except Unavailable as error:
             reason = error.message
     for item in items:
-        if Path(item.path).is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        if reason and Path(item.path).is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,11 @@ def test_the_longest_begin_first_and_a_unit_stays_together() -> None:
     assert len({unit_of(each) for each in shared}) == 1
 
 
+def test_files_of_real_engines_are_one_unit() -> None:
+    files = (ROOT / "tests" / "vllm").glob("test_*.py")
+    assert len({unit_of(f"{path.relative_to(ROOT)}::test") for path in files}) == 1
+
+
 def test_what_a_dead_worker_left_is_run_but_what_killed_it() -> None:
     done, begun, waits = {"a": True}, {"b": True, "c": False, "d": False}, {"e": False}
     left, ended_by = left_by({"1": done, "2": begun, "3": waits})
