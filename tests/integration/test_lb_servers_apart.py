@@ -238,14 +238,122 @@ async def test_a_stream_whose_answer_has_ended_is_ended_here(usage: bool) -> Non
 async def test_a_silent_stream_of_an_instance_that_is_gone_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_servers, "SILENT_S", 0.1)
     servers = ServerInstance("i0", answer=begins(STALL)), ServerInstance("i1", answer=GOES_ON)
+    servers[0].health = 503
     async with running_servers(*servers) as bench:
         await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
         call = asyncio.create_task(broken(bench, **GREEDY))
         (known,) = [each for each in bench.lb.servers if each.info.instance_id == "i0"]
-        await spin(lambda: any(each.passing and each.passing.events == 2 for each in known.followed))
+        await spin(lambda: any(each.passing and each.passing.events == 2 for each in known.answers))
         await servers[0].reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
         assert texts(await call) == ["one ", "two ", "three"]
-        assert not known.followed
+        assert not known.answers
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True, "temperature": 1}], ids=["whole", "sampled"])
+async def test_an_answer_that_a_gone_server_owes_is_asked_for_again(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_servers, "SILENT_S", 0.1)
+    servers = ServerInstance("i0", answer=says(STALL)), ServerInstance("i1")
+    servers[0].health = 503
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        call = asyncio.create_task(bench.post(PROMPT, ask(**fields)))
+        await spin(lambda: bool(servers[0].bodies))
+        await servers[0].reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        assert (await call).status == 200
+        assert len(servers[1].bodies) == 1
+        await bench.idle()
+
+
+async def test_a_gone_instance_whose_server_is_well_ends_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance_servers, "SILENT_S", 0.02)
+    go = asyncio.Event()
+    ends = begins(go, event("a", text="end", finish_reason="stop"), DONE)
+    servers = ServerInstance("i0", answer=ends), ServerInstance("i1")
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        call = asyncio.create_task(broken(bench, **GREEDY))
+        await spin(lambda: bool(servers[0].bodies))
+        await servers[0].reporter.call.write(conductor_pb2.ReportSessionRequest(leaving=True))
+        await spin(lambda: servers[0].health_asked >= 3)
+        go.set()
+        assert texts(await call) == ["one ", "two ", "end"]
+        assert not servers[1].bodies
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answers(b'{"choices":[{"text":"","finish_reason":"abort"}]}'),
+        streams(b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n', DONE),
+        streams(b'data: {"error":{"message":"dead","code":500}}\n\n', DONE),
+        streams(DONE),
+    ],
+    ids=["whole", "stream", "error", "nothing"],
+)
+async def test_an_answer_that_is_given_up_is_asked_for_elsewhere(answer: Any) -> None:
+    servers = ServerInstance("i0", answer=answer), ServerInstance("i1")
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        reply = await bench.post(PROMPT, ask(**GREEDY))
+        assert reply.status == 200
+        assert b"error" not in reply.body
+        assert [len(each.bodies) for each in servers] == [1, 1]
+        await bench.idle()
+
+
+async def test_a_sampled_stream_that_is_given_up_ends_with_an_error() -> None:
+    go = asyncio.Event()
+    end = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+    async with running_servers(ServerInstance("i0", answer=streams(event("a", text="one"), go, end, DONE))) as bench:
+        call = asyncio.create_task(broken(bench, stream=True, temperature=1))
+        (known,) = bench.lb.servers
+        await spin(lambda: any(each.passing and each.passing.events for each in known.answers))
+        go.set()
+        body = await call
+        assert texts(body) == ["one"]
+        assert b'"error"' in body
+
+
+async def test_a_server_that_failed_earlier_may_go_on_later() -> None:
+    again = event("b", text="three ", token_ids=[9], prompt_token_ids=[1])
+    turns = [begins(DROP), GOES_ON]
+
+    async def twice(asked: Asked, wire: Wire) -> None:
+        await turns.pop(0)(asked, wire)
+
+    servers = ServerInstance("i0", answer=twice), ServerInstance("i1", answer=streams(again, DROP))
+    async with running_servers(*servers) as bench:
+        await servers[1].reporter.report(stored=(1,), load=conductor_pb2.InstanceLoad(running_requests=9))
+        body = await broken(bench, **GREEDY, max_tokens=9)
+        assert texts(body) == ["one ", "two ", "three ", "three"]
+
+
+async def test_a_server_that_has_started_again_may_go_on() -> None:
+    turns = [begins(DROP), GOES_ON]
+
+    async def twice(asked: Asked, wire: Wire) -> None:
+        await turns.pop(0)(asked, wire)
+
+    server = ServerInstance("i0", answer=twice)
+    async with running_servers(server) as bench:
+        call = asyncio.create_task(broken(bench, **GREEDY))
+        await spin(lambda: len(turns) == 1)
+        server.reporter.info.boot_id = "another"
+        await server.reporter.connect()
+        assert texts(await call) == ["one ", "two ", "three"]
+
+
+async def test_prompts_by_their_text_go_to_no_prefill_server() -> None:
+    servers = p, d = apart()
+    async with running_servers(*servers) as bench:
+        for number in range(4):
+            said = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": f"{number} {LONG}"}]}
+            assert (await bench.post("/v1/messages", json.dumps(said).encode())).status == 200
+        assert (len(p.bodies), len(d.bodies)) == (0, 4)
+        (cluster,) = bench.lb.clusters
+        assert cluster.servable(MODEL, 0.0, 1, set())
 
 
 async def test_a_stream_goes_on_more_than_once() -> None:

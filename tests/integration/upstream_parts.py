@@ -174,6 +174,7 @@ class FakeServer:
         self.running: int | None = None
         """The number of running requests that it reports; None: the true number."""
         self.health = 200
+        self.health_asked = 0
         self.lists: bytes | None = None
         """The body in place of its list of models."""
         self.go = asyncio.Event()
@@ -270,6 +271,7 @@ class FakeServer:
     async def _tell(self, asked: Asked, wire: Wire) -> None:
         path = asked.target.partition("?")[0]
         if path == "/health":
+            self.health_asked += 1
             await wire.whole(b"", self.health)
         elif path == "/v1/models":
             listed = {"object": "list", "data": [{"id": each, "max_model_len": 4096} for each in self.models]}

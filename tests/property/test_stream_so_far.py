@@ -247,6 +247,34 @@ def test_a_server_that_gives_up_breaks_the_stream(said: dict[str, Any]) -> None:
         so_far.passed(event(said))
 
 
+def test_a_stream_that_ends_before_its_answer_is_broken() -> None:
+    so_far = begun()
+    so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
+    with pytest.raises(Broke):
+        so_far.passed(b"data: [DONE]\n\n")
+
+
+def test_the_end_is_told_once_if_the_connection_breaks_behind_it() -> None:
+    so_far = begun()
+    so_far.passed(chunk(delta={"content": "a"}, token_ids=[3], finish_reason="stop") + b"data: [DONE]\n\n")
+    assert so_far.ending() == b""
+
+
+@pytest.mark.parametrize(
+    "odd", [b"{", b"{}}", b'{"choices":[7]}', b'{"choices":[{"index":0,"token_ids":[-1]}]}'], ids=str
+)
+def test_odd_events_pass_as_they_are(odd: bytes) -> None:
+    so_far = begun()
+    event = b"data: %b\n\n" % odd
+    assert so_far.passed(event + b": a comment\n\n") == event + b": a comment\n\n"
+    assert not so_far.can_go_on
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], ["a"], None])
+def test_several_prompts_are_not_followed(prompt: object) -> None:
+    assert followed(COMPLETION, {"temperature": 0, "stream": True, "prompt": prompt}) is None
+
+
 def test_text_without_tokens_cannot_go_on() -> None:
     so_far = begun()
     so_far.passed(chunk(delta={"content": "a"}))

@@ -281,6 +281,8 @@ class Costs:
         if state.info.stages > 1:
             reused = request.reused_tokens(columns.reach[place], self.pool.layout.block_tokens)
             own_s += state.drain_s(request.prompt_tokens, reused, wait_s)
+        if own_s >= NEVER_S:
+            return True
         elsewhere_s = 0.0 if place == self._decodes else self._elsewhere_s
         return wait_s + columns.room_s[place] + elsewhere_s + own_s > request.ttft_limit_s(own_s)
 

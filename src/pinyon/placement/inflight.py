@@ -28,7 +28,7 @@ class _Placement:
     placed first, if it was elsewhere before."""
 
     __slots__ = (
-        *("begun", "blocks", "decision", "decode", "expected", "fetches", "first_s", "marks"),
+        *("begun", "blocks", "claimed", "decision", "decode", "expected", "fetches", "first_s", "marks"),
         *("placed_s", "prefill", "prefill_us", "prefilled", "request", "transfer_us"),
     )
 
@@ -46,7 +46,7 @@ class _Placement:
         self.prefill_us: int = whole_us(decision.prefill_s)
         self.transfer_us: int = whole_us(decision.transfer_s)
         self.expected, self.blocks, self.placed_s, self.first_s = expected, blocks, placed_s, first_s
-        self.request, self.begun, self.prefilled = request, False, False
+        self.request, self.begun, self.prefilled, self.claimed = request, False, False, False
         self.marks: Sequence[Mark] = ()
         # a policy's findings are large: a decision is kept only where it is asked for
         self.decision = decision if request is not None or decision.trial is not None else None
@@ -142,7 +142,7 @@ class InFlightTable:
         part = _Placement(decision, expected, decode_blocks, now_s, now_s if first_s is None else first_s, request)
         self._placements[request_id] = part
         if decision.prefill is decision.decode or not decision.decode.info.server_url:
-            self._unclaimed[request_id] = now_s  # a server that decodes hears of a pair when its prompt is computed
+            self._unclaimed[request_id] = now_s  # else the decode server hears of it when its prompt is computed
         self._prefills[request_id] = part
         prefill, decode = part.prefill, part.decode
         self._remember(request_id, prefill)
@@ -173,6 +173,7 @@ class InFlightTable:
         """Notes that ``state`` reported the request's arrival. Ignored if it is not, or no longer, placed there."""
         part = self._placements.get(request_id)
         if part is not None and part.decode is state:
+            part.claimed = True
             self._unclaimed.pop(request_id, None)
 
     # for reports, which name many requests: each does the same as the method for one
@@ -206,7 +207,11 @@ class InFlightTable:
         """Notes that ``state`` computes the request's prompt, which takes ``seconds``, or as predicted. Ignored if it
         is not, or no longer, placed there."""
         part = self._placements.get(request_id)
-        if part is None or part.prefill is not state or part.begun or part.prefilled:
+        if part is None or part.begun or part.prefilled:
+            return
+        if part.prefill is not state:
+            if part.decode is state:  # it could not be computed there
+                self._prefill_over(request_id, part, now_s)
             return
         part.begun = True
         state.computing += 1
@@ -224,7 +229,7 @@ class InFlightTable:
         part = self._placements.get(request_id)
         if part is not None and part.prefill is state and not part.prefilled:
             decision = part.decision
-            self._drop_prefill(request_id, part)
+            self._prefill_over(request_id, part, now_s)
             if not part.begun:
                 return
             state.prefill_ended_s = now_s
@@ -266,12 +271,17 @@ class InFlightTable:
         for request_id in _leading(self._unclaimed, lambda since_s: since_s <= now_s - self._unclaimed_s):
             self.release(request_id)
         for request_id in _leading(self._prefills, lambda part: part.placed_s <= now_s - self._prefill_s):
-            self._drop_prefill(request_id, self._prefills[request_id])
+            self._prefill_over(request_id, self._prefills[request_id], now_s)
         for request_id in _leading(self._placements, lambda part: part.placed_s <= now_s - self._decode_s):
             self.release(request_id)
         count = before - len(self._prefills) - len(self._placements)
         self.expired += count
         return count
+
+    def _prefill_over(self, request_id: str, part: _Placement, now_s: float) -> None:
+        self._drop_prefill(request_id, part)
+        if not part.claimed:  # from now on the decode instance should have it
+            self._unclaimed.setdefault(request_id, now_s)
 
     def _drop_prefill(self, request_id: str, part: _Placement) -> None:
         state = part.prefill

@@ -25,6 +25,8 @@ def register_pool(engine: TransferEngine, pool: Any) -> KvMemory:
     name, size, last, layers = type(pool).__name__, pool.page_size, pool.page_num - 1, []
     if pool.layout not in LAYOUTS or pool.kv_buffer is None:
         raise InvalidArgument(f"{name} in layout {pool.layout} is not supported, only {', '.join(LAYOUTS)}")
+    if not hasattr(pool, "storage_format_tag"):  # 0.5.21, whose keys do not tell tenants and adapters apart
+        raise InvalidArgument("this SGLang is too old: its pages do not name their format")
     buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list | tuple) else [pool.kv_buffer]
     regions = [engine.register_local_memory(buffer, access=Access.NONE) for buffer in buffers]
     # SGLang tells the address and length of each piece of a page. Three pages show the distances.

@@ -1,6 +1,6 @@
 """The blocks that vLLM will drop next: they are offered to the store before their content is lost.
 
-The store copies what it does not have, or has evicted meanwhile; it learns type, turn and session with it."""
+The store copies what it does not have, or has evicted meanwhile, and learns its type, turn and session."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ class Drops:
         self._pool = pool
         return True
 
-    @property
-    def offers(self) -> bool:
-        return self._pool is not None and not self.jobs
+    def offers(self, running: int) -> bool:
+        """Returns whether blocks may be pinned for it: not if one of the ``running`` requests could have to wait."""
+        if self._pool is None or self.jobs:
+            return False
+        free: int = self._pool.get_num_free_blocks()
+        return free > DROPS_MAX + running
 
     def used(self, first: int, blocks: Iterable[int], request_class: RequestClass) -> None:
         """Notes whose content blocks have, from place ``first`` of a prompt on."""

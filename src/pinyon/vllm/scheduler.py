@@ -37,6 +37,8 @@ COUNTED = {
     "late_looks": "Questions to the KV store that were not answered in time",
 }
 """The counts, with their meanings."""
+AGAIN_S = 0.01
+"""The least time between two questions to the store about one request."""
 SAVES_MAX = 4096
 """The maximum number of save jobs that are not done."""
 
@@ -67,6 +69,10 @@ class EnginePrompt:
     looked_from: int = 0
     """The first block that the store was asked for."""
     look_until_s: float = 0.0
+    look_again_s: float = 0.0
+    """The time from which the store may be asked again, if it does not have all yet."""
+    found: tuple[FetchSpan, ...] = ()
+    """Where the store was last seen to have blocks."""
     offer: tuple[int, int, tuple[FetchSpan, ...]] = (0, 0, ())
     """First block, number of blocks, and sources that were offered to vLLM last."""
     valid: int = 0
@@ -213,19 +219,22 @@ class SchedulerSide:
             prompt.planned = ()
             self._start_look(prompt, first)
         if not spans and prompt.look is not None:
+            now_s = self._clock()
             if not prompt.look.done():
-                if self._clock() < prompt.look_until_s:
+                if now_s < prompt.look_until_s:
                     return None, False
                 self.counts["late_looks"] += 1
                 prompt.look = None
-                return nothing
-            found = () if prompt.look.cancelled() or prompt.look.exception() else prompt.look.result()
-            good = itertools.takewhile(lambda span: span.address not in self.failed_sources, found)
-            spans = cut(tuple(good), first, end, prompt.looked_from)
-            if prompt.awaits and self._clock() < prompt.look_until_s and (not spans or spans[-1].end < end):
-                until_s = prompt.look_until_s
-                self._start_look(prompt, first)
-                prompt.look_until_s = until_s
+            else:
+                found = () if prompt.look.cancelled() or prompt.look.exception() else prompt.look.result()
+                prompt.found = cut(found, first, end, prompt.looked_from) or prompt.found
+            good = itertools.takewhile(lambda span: span.address not in self.failed_sources, prompt.found)
+            spans = cut(tuple(good), first, end)
+            if prompt.awaits and now_s < prompt.look_until_s and (not spans or spans[-1].end < end):
+                if now_s >= prompt.look_again_s:
+                    until_s, prompt.look_again_s = prompt.look_until_s, now_s + AGAIN_S
+                    self._start_look(prompt, first)
+                    prompt.look_until_s = until_s
                 return None, False
         if not spans:
             return nothing
@@ -305,7 +314,7 @@ class SchedulerSide:
             if self.pool is not None and self.caches:
                 self.cached.look(self.pool)
                 # Before 0.32 vLLM saves nothing in a step that computes nothing.
-                if scheduled and self._drops.offers:
+                if scheduled and self._drops.offers(len(scheduled)):
                     self._offer_drops(jobs)
         if scheduled:
             self._steps += 1
@@ -336,7 +345,7 @@ class SchedulerSide:
 
     def _preempted(self, prompt: EnginePrompt) -> None:
         """Begins anew with a request that has lost its blocks: some of them may be in the store by now."""
-        prompt.planned, prompt.asks = (), True
+        prompt.planned, prompt.found, prompt.asks = (), (), True
         if prompt.reuses:
             self._start_look(prompt, 0)
 

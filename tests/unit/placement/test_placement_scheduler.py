@@ -11,7 +11,7 @@ from pinyon.placement.instances import InstanceLoad
 from pinyon.placement.kvcache_centric import KvCacheCentric, KvCacheCentricSettings
 from pinyon.placement.plain import LeastLoaded
 from pinyon.placement.policies import PLACEMENT_POLICIES
-from pinyon.placement.policy import PlacementRequest
+from pinyon.placement.policy import PlacementDecision, PlacementRequest
 from pinyon.placement.scheduler import Scheduler
 from pinyon_lab.simulator.prefill_reference import KnownPrefillCost
 from tests.unit.placement.conftest import DECODE, MIXED, PREFILL, STORE, hold, info, keys, make_fleet, member
@@ -587,6 +587,31 @@ def test_a_prompt_does_not_outlive_a_decode_that_got_too_old():
     Scheduler(fleet, KvCacheCentric()).schedule(ask(), 0.0)
     fleet.inflight.begin_decode("r", member(fleet, "d0"))
     assert fleet.inflight.expire(60.0) == 2
+    fleet.inflight.check_integrity()
+
+
+def test_a_pair_of_servers_is_to_be_claimed_from_its_prompt_s_end_on():
+    fleet = make_fleet(("p0", PREFILL))
+    for name in ("d0", "d1"):
+        fleet.join(info(name, DECODE, server_url="http://127.0.0.1:1"), 0.0)
+    pair = PlacementDecision(member(fleet, "p0"), member(fleet, "d0"))
+    fleet.inflight.add("r", pair, 10, 0.0)
+    assert not fleet.inflight.expire(50.0)
+    fleet.inflight.end_prefill("r", member(fleet, "p0"), 50.0)
+    assert not fleet.inflight.expire(59.0)
+    assert fleet.inflight.expire(60.0) == 1
+    fleet.inflight.add("r", pair, 10, 60.0)
+    fleet.inflight.begin_decode("r", pair.decode)
+    fleet.inflight.end_prefill("r", pair.prefill, 61.0)
+    assert not fleet.inflight.expire(100.0), "the report of the prompt came last"
+    fleet.inflight.check_integrity()
+
+
+def test_a_prompt_that_its_decode_instance_computes_is_over_elsewhere():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
+    Scheduler(fleet, KvCacheCentric()).schedule(ask(), 0.0)
+    fleet.inflight.begin_prefill("r", member(fleet, "d0"), 1.0)
+    assert (fleet.inflight.prefills, fleet.inflight.decodes) == (0, 1)
     fleet.inflight.check_integrity()
 
 

@@ -15,6 +15,7 @@ from pinyon.core.orders import FetchSpan, KvSource
 from pinyon.core.request import RequestClass
 from pinyon.messages.plan import seal_plan
 from pinyon.messages.request_class import class_to_proto
+from pinyon.vllm.drops import DROPS_MAX
 from pinyon.vllm.jobs import StepJobs, StepNews
 from pinyon.vllm.prompt_keys import KeySpace, PromptKeys
 from pinyon.vllm.scheduler import SchedulerSide
@@ -202,6 +203,14 @@ def test_what_vllm_drops_next_is_offered_once_with_whose_it_was() -> None:
     assert computing(place) is None
 
 
+def test_nothing_is_offered_where_few_blocks_are_free() -> None:
+    place = Place(saves=True)
+    dropping(place)
+    while place.pool.get_num_free_blocks() > DROPS_MAX:
+        place.pool.free.pop()
+    assert computing(place) is None
+
+
 def test_what_the_store_must_not_keep_is_not_offered() -> None:
     place = Place(saves=True)
     dropping(place, no_store=True)
@@ -277,6 +286,17 @@ def test_what_is_never_stored_is_computed_in_time(place: Place) -> None:
     place.asked[0][1].set_result(())
     place.now_s = 0.2
     assert place.side.matched(asked, 0) == (0, False)
+
+
+def test_what_was_stored_by_the_deadline_is_used(place: Place) -> None:
+    asked = request(kv_transfer_params=apart(address=""))
+    place.side.arrived(asked)
+    place.asked[0][1].set_result((FetchSpan("store-1", "s:1", KvSource.STORE, 0, 2),))
+    assert place.side.matched(asked, 0) == (None, False)
+    assert place.side.matched(asked, 0) == (None, False), "the last block is waited for"
+    place.now_s = 0.11
+    assert place.side.matched(asked, 0) == (8, True)
+    assert len(place.asked) == 2, "it is not asked at each step"
 
 
 def planned(*spans: tuple[int, int]) -> worker_pb2.Plan:

@@ -202,6 +202,8 @@ class ConductorCluster:
                 models[model] = ModelView(info.model_fingerprint, info.layout, max_context)
             elif max_context and (not known.max_context or max_context < known.max_context):
                 models[model] = ModelView(known.model_fingerprint, known.layout, max_context)
+            if instance.info.server_url and not instance.info.role.decodes:
+                continue  # a conductor sends prompts there; nobody else does
             if instance.schedulable:
                 candidates.setdefault(model, []).append(instance.candidate)
             elif not instance.draining:

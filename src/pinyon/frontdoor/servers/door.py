@@ -140,6 +140,7 @@ class ServerDoor(Forwarding):
         forward = ServerRequest(head, body, asked, server_fields(head), reply, incoming)
         forward.asks, forward.keyed, forward.adapter = asks, bool(tokens), adapter
         forward.planned, forward.salt = head.path in PROMPTS, salt
+        forward.failed_at = {}
         forward.so_far = followed(head.path, values or {})
         if values is not None and added:
             theirs = _OURS.union((SALT,) if salt else ())

@@ -23,7 +23,8 @@ from pinyon.runtime.tasks import ended
 LIST_S: Final = 10.0
 """The time between two questions for a server's adapters."""
 SILENT_S: Final = 5.0
-"""The time that a stream of an instance which is gone may say nothing, if another server could go on with it."""
+"""The time for which a server may say nothing, whose instance is gone and which is not well."""
+HEALTH_BYTES_MAX: Final = 64 << 10
 AGAIN_S: Final = 1.0
 """The time until a server that did not answer is asked again."""
 
@@ -41,8 +42,8 @@ class InstanceServer:
         self.differs: Mapping[str, str] = {}
         """The kinds of prompts of which the server makes other tokens, with where they differ."""
         self.gone = False
-        self.followed: dict[Forward, Answer] = {}
-        """The streams under way that another server could go on with."""
+        self.answers: dict[Forward, Answer] = {}
+        """The answers under way."""
         self.task: asyncio.Task[None] | None = None
 
     def ended(self) -> None:
@@ -50,18 +51,35 @@ class InstanceServer:
         self.server.outstanding -= 1
         self.let_go()
 
-    def break_off(self, events: Mapping[Forward, int]) -> None:
-        """Breaks off the streams of which nothing has come since they had so many events: their engine has ended, and
-        not every server says so to its clients."""
-        for forward, seen in events.items():
-            answer = self.followed.get(forward)
-            if answer is not None and forward.passing is not None and forward.passing.events == seen:
-                answer.close()
-                answer.broke("The instance is gone, and its server says nothing more.")
+    async def end_when_silent(self) -> None:
+        """Breaks off what is under way at an instance that is gone: its engine may have ended, and not every server
+        says so to its clients. A server that is well goes on, and answers from which something came just now."""
+        seen: dict[Forward, int] = {}
+        while self.server.outstanding:
+            await asyncio.sleep(SILENT_S)
+            well, events = await self._is_well(), {each: _events(each) for each in self.answers}
+            if not well:
+                self.server.pool.break_unanswered()
+                for forward in [each for each, count in events.items() if seen.get(each) == count]:
+                    if (answer := self.answers.get(forward)) is not None:
+                        answer.close()
+                        answer.broke("The instance is gone, and its server says nothing more.")
+            seen = events
+
+    async def _is_well(self) -> bool:
+        try:
+            status, _ = await self.server.ask(b"/health", SILENT_S, HEALTH_BYTES_MAX)
+        except Unavailable:
+            return False
+        return status < 500
 
     def let_go(self) -> None:
         if self.gone and not self.server.outstanding:
             self.server.close()
+
+
+def _events(forward: Forward) -> int:
+    return 0 if forward.passing is None else forward.passing.events
 
 
 class InstanceServers:
@@ -73,6 +91,8 @@ class InstanceServers:
         self._known: dict[str, InstanceServer] = {}
         self._refused: set[tuple[str, str]] = set()
         """The instances that are listed now with a URL that is not asked, and their boots."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        """The tasks that wait for the ends of answers at instances that are gone."""
         self._met = False
         self._warned: set[tuple[str, str]] = set()
         """The models about which somebody was warned, with the subject."""
@@ -119,14 +139,15 @@ class InstanceServers:
             known.task.cancel()
         known.gone = True
         known.let_go()
-        events = {each: each.passing.events for each in known.followed if each.passing is not None}
-        if events:
-            asyncio.get_running_loop().call_later(SILENT_S, known.break_off, events)
+        if known.server.outstanding:
+            task = asyncio.create_task(known.end_when_silent(), name=f"end of {name}")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
         known = list(self._known.values())
         self._known.clear()
-        await ended(*[each.task for each in known])
+        await ended(*[each.task for each in known], *self._leaving)
         for each in known:
             each.server.close()
 

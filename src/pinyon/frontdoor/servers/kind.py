@@ -82,6 +82,10 @@ class HttpInstanceKind(ExchangeKind):
         model = forward.asks.model
         clusters, now_s = self._by_keys.clusters, self.clock()
         cluster = clusters.get(choice.target) if choice.where is Where.ADOPTED else clusters.home
+        for name, known in list(forward.failed_at.items()):
+            if self.servers.get(name) not in (known, None):  # it has started again
+                forward.exclude.discard(name)
+                del forward.failed_at[name]
         exclude = forward.exclude.union([name for name in cluster.over_http(model) if self.servers.get(name) is None])
         if forward.adapter:
             exclude |= self.servers.lacking(model, forward.adapter)
@@ -103,7 +107,8 @@ class HttpInstanceKind(ExchangeKind):
     def passing(self, forward: Forward, answer: Answer) -> Passing:
         assert isinstance(forward, ServerRequest)
         so_far, before = forward.so_far, forward.passing
-        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock, clean_answer)
+        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock)
+        passing.clean = lambda data: _not_given_up(clean_answer(data), forward.reply.begun)
         if so_far is not None and so_far.asked and passing.is_stream:
             passing.clean = lambda data: so_far.passed(clean_answer(data))
             passing.held_max = HELD_BYTES_MAX
@@ -116,16 +121,21 @@ class HttpInstanceKind(ExchangeKind):
 
     async def attempt(self, forward: Forward) -> None:
         assert isinstance(forward, ServerRequest)
+        name, so_far = forward.choice.target, forward.so_far
+        known, had = self.servers.get(name), 0 if so_far is None else so_far.made
         await super().attempt(forward)
         if forward.error is not None:
-            forward.exclude.add(forward.choice.target)
+            if so_far is not None and so_far.made > had:  # what other servers did before it says nothing any more
+                forward.exclude.clear()
+                forward.full = None
+            forward.exclude.add(name)
+            forward.failed_at[name] = known
             if isinstance(forward.error, Refused) and forward.error.status == 500:
                 forward.paid += 1  # the request may be to blame: it gets one more server, not all of them
-            so_far = forward.so_far
             if so_far is not None and so_far.can_go_on:
                 forward.final = False
-                forward.asks.tokens = so_far.tokens  # only the same weights may go on
-            elif so_far is not None and forward.reply.begun and (ending := so_far.ending()):
+                forward.asks.tokens = so_far.tokens or forward.asks.tokens  # only the same weights may go on
+            elif so_far is not None and forward.reply.begun and (ending := so_far.ending()) is not None:
                 await forward.reply.end(ending)
                 forward.error, forward.status = None, 200
             elif not forward.reply.begun:  # the client has nothing of the answer
@@ -142,6 +152,17 @@ class HttpInstanceKind(ExchangeKind):
     async def wait_change(self, forward: Forward, timeout_s: float) -> None:
         """Keeps all exclusions, as for other servers."""
         await self._by_keys.clusters.home.wait_change(timeout_s)
+
+
+def _not_given_up(data: bytes, begun: bool) -> bytes:
+    """Returns the same part of an answer. Raises :class:`Broke` if it says that the server ends before the answer: it
+    cannot be a part of the text, where quotes are escaped."""
+    at = data.find(b'"finish_reason":"abort"')
+    if at >= 0:
+        error = Broke("The server gave the answer up.", begun=begun, its_fault=False)
+        error.before = data[: max(0, data.rfind(b"\n\n", 0, at) + 2)] if begun else b""
+        raise error
+    return data
 
 
 class _Attempt:
@@ -174,25 +195,24 @@ class _Attempt:
         more: tuple[bytes, ...] = ()
         if so_far is not None and (plan or so_far.begun):  # a server with a connector, so it is vLLM
             more, so_far.asked = () if so_far.shows_tokens else (ASK,), True
+            if not asks.tokens:
+                asks.fingerprint = self._known.info.model_fingerprint
             if so_far.begun:
                 if so_far.chat:
                     so_far.answered(await self._text_of_tokens(so_far, forward))
                 url, changed = so_far.request()
                 if changed is not None:
                     body, more = changed, (ASK,)
-            else:
-                asks.fingerprint = self._known.info.model_fingerprint
         answer = await server.send(url, forward.fields, with_additions(body, plan, forward.salt, *more), first_byte_s)
-        if so_far is not None and so_far.asked:
-            self._known.followed[forward] = answer
-            self._forward = forward
+        self._known.answers[forward], self._forward = answer, forward
         return answer
 
     async def _text_of_tokens(self, so_far: StreamSoFar, forward: ServerRequest) -> str:
         """Returns what the server says is the text of the tokens so far; empty if it does not say."""
         question = so_far.question(forward.asked.model)
         try:
-            status, said = await self._known.server.ask(b"/detokenize", DETOKENIZE_S, HELD_BYTES_MAX, question)
+            server = self._known.server  # not by its few connections for probes: many streams may ask at once
+            status, said = await server.ask(b"/detokenize", DETOKENIZE_S, HELD_BYTES_MAX, question, server.pool)
             return str(from_json(said)["prompt"]) if status == 200 else ""
         except (Unavailable, ValueError, KeyError, TypeError):
             return ""
@@ -259,7 +279,7 @@ class _Attempt:
         """Ends the attempt everywhere, at the conductor too: not every instance reports that."""
         self._cluster.end(sent)
         if self._forward is not None:
-            self._known.followed.pop(self._forward, None)
+            self._known.answers.pop(self._forward, None)
         self._known.ended()
         self._cluster.conductor.release(self._asks.attempt_id)
         self._kind.models.tell()

@@ -36,7 +36,7 @@ async def compute_prompt(known: InstanceServer, forward: ServerRequest, plan: st
             answer = await known.server.send(COMPLETION.encode(), forward.fields, body, limit_s)
             try:
                 if answer.status != 200 or await answer.whole(ANSWER_BYTES_MAX) is None:
-                    fails = answer.status >= 500 and answer.status != 503
+                    fails = answer.status > 500 and answer.status != 503  # the request may be to blame for 500
                     said = f"It answered {answer.status}."
                     raise Broke(said, begun=True) if fails else Unavailable(said)
             finally:

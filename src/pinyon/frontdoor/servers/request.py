@@ -14,10 +14,12 @@ class ServerRequest(Forward):
     reader of the body sets what is declared here."""
 
     target_fact: ClassVar[str] = "instance"
-    __slots__ = ("adapter", "asks", "keyed", "planned", "salt", "so_far")
+    __slots__ = ("adapter", "asks", "failed_at", "keyed", "planned", "salt", "so_far")
 
     asks: Request
     """The request as a conductor is asked about it."""
+    failed_at: dict[str, object]
+    """The servers that failed the request, by the names of their instances."""
     keyed: bool
     """True if ``asks`` has the prompt's tokens and block keys; otherwise the prompt's text decides, here."""
     adapter: str

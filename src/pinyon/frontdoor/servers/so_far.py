@@ -32,6 +32,9 @@ COMPLETION_TOKENS: Final = 16
 _IDS: Final = re.compile(rb',\s*"(?:prompt_)?token_ids":\s*(?:\[[0-9,\s]*\]|null)')
 _PROMPT_IDS: Final = re.compile(rb'"prompt_token_ids":\s*\[([0-9,\s]+)\]')
 _EVENT: Final = b"data: {"
+_DONE: Final = b"data: [DONE]"
+_OF_THE_REQUEST: Final = range(400, 500)
+"""The codes of errors that another server would say, too."""
 _CARRIED: Final = (
     *("model", "stream", "stream_options", "temperature", "stop", "stop_token_ids", "include_stop_str_in_output"),
     *("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "repetition_penalty", "logit_bias"),
@@ -68,7 +71,7 @@ def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
         neutral = _NEUTRAL.get(name)
         if value != neutral or (type(value) is bool) != (type(neutral) is bool):
             return None
-    if path == CHAT and not _only_text(values.get("messages")):
+    if not (_only_text(values.get("messages")) if path == CHAT else _one_prompt(values.get("prompt"))):
         return None
     if not isinstance(values.get("stream_options") or {}, dict):
         return None
@@ -80,6 +83,11 @@ def followed(path: str, values: Mapping[str, Any]) -> StreamSoFar | None:
     if not all(each is None or type(each) is int for each in numbers):
         return None
     return StreamSoFar(path, values, max(map(len, stops), default=1) - 1)
+
+
+def _one_prompt(prompt: Any) -> bool:
+    """Returns whether it is a text or one list of tokens; a list of prompts has a choice for each."""
+    return type(prompt) is str or (type(prompt) is list and all(type(each) is int for each in prompt))
 
 
 def _only_text(messages: Any) -> bool:
@@ -96,9 +104,9 @@ class StreamSoFar:
     Places in the text are counted in characters. While stop strings are looked for, a server keeps back as many as the
     longest one could begin with. So what it has told after some tokens ends ``kept`` before their text does."""
 
-    __slots__ = ("_asked", "_back", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least", "_limit",
-                 "_lost", "_marks", "_more", "_place", "_prompt_ids", "_tells_usage", "_text", "asked", "chat",
-                 "shows_tokens")  # fmt: skip
+    __slots__ = ("_asked", "_back", "_done", "_finished", "_given", "_given_ids", "_head", "_ids", "_kept", "_least",
+                 "_limit", "_lost", "_marks", "_more", "_place", "_prompt_ids", "_tells_usage", "_text", "asked",
+                 "chat", "shows_tokens")  # fmt: skip
 
     def __init__(self, path: str, values: Mapping[str, Any], back: int) -> None:
         self.chat, self._back = path == CHAT, max(0, back)
@@ -130,7 +138,7 @@ class StreamSoFar:
         """The text that the client has."""
         self._head: dict[str, Any] = {}
         """The fields that all chunks have in common."""
-        self._lost = self._finished = False
+        self._lost = self._finished = self._done = False
         self._tells_usage = bool((values.get("stream_options") or {}).get("include_usage"))
         """True if the client is still to be told how many tokens there were."""
         self._more: int | None = None
@@ -142,6 +150,11 @@ class StreamSoFar:
         return bool(self._head)
 
     @property
+    def made(self) -> int:
+        """The number of tokens that the client has, or would have."""
+        return self._given_ids
+
+    @property
     def tokens(self) -> list[int]:
         return self._ids.tolist()
 
@@ -151,9 +164,11 @@ class StreamSoFar:
         beginnings may have been told."""
         return bool(self._prompt_ids) and not (self._lost or self._finished)
 
-    def ending(self) -> bytes:
-        """Returns the last events of a stream whose server went away behind the end of the answer; else nothing."""
+    def ending(self) -> bytes | None:
+        """Returns the last events of a stream whose server went away behind the end of the answer; else None."""
         if not self._finished or self._lost:
+            return None
+        if self._done:
             return b""
         prompt, made = self._prompt_ids.count(b",") + 1, len(self._ids)
         used = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
@@ -194,40 +209,58 @@ class StreamSoFar:
     def passed(self, data: bytes) -> bytes:
         """Returns what the client gets of these events. Raises :class:`Broke` if they say that the server gives up."""
         told = []
+        *events, rest = data.split(b"\n\n")
         try:
-            for event in filter(None, data.split(b"\n\n")):
+            for event in filter(None, events):
                 told.append(self._event(event))  # noqa: PERF401  # what comes before an error counts
         except Broke as error:
             error.before = b"".join(told)
             raise
+        if rest:  # the stream's end, or more than is kept back
+            self._lost = self._lost or rest.startswith(_EVENT)
+            told.append(self._as_it_came(rest))
         return b"".join(told)
+
+    def _as_it_came(self, event: bytes) -> bytes:
+        return event if self.shows_tokens else _IDS.sub(b"", event)
+
+    def _other(self, event: bytes) -> bytes:
+        if event.startswith(_DONE):
+            if not (self._finished or self._lost):
+                raise Broke("The server ended the stream before the answer.", begun=self.begun)
+            self._done = True
+        return event + b"\n\n"
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(_EVENT):
-            return event + b"\n\n"
+            return self._other(event)
         try:
-            chunk = from_json(event[len(_EVENT) - 1 :])
-        except ValueError:
+            return self._chunk(event, from_json(event[len(_EVENT) - 1 :]))
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError):  # no event of such a route
             self._lost = True
-            return event if self.shows_tokens else _IDS.sub(b"", event)
-        if "error" in chunk and self.can_go_on:
-            raise Broke("The server gave the stream up.", begun=True)
+            return self._as_it_came(event) + b"\n\n"
+
+    def _chunk(self, event: bytes, chunk: dict[str, Any]) -> bytes:
+        choices: list[Any] = chunk.get("choices") or []
+        choice = None
+        gave_up = bool(choices) and choices[0].get("finish_reason") in ("abort", "error")
+        if "error" in chunk and (self.can_go_on or not self.begun):
+            gave_up = self.begun or chunk["error"].get("code") not in _OF_THE_REQUEST
+        if gave_up:  # the request may be to blame
+            raise Broke("The server gave the stream up.", begun=self.begun, its_fault=False)
         more, usage = self._more, chunk.get("usage")
-        self._tells_usage = self._tells_usage and not usage
+        self._tells_usage = self._tells_usage and not (usage and not choices)
         if not self._head:
             self._head = {name: chunk[name] for name in ("id", "object", "created", "model") if name in chunk}
             if (found := _PROMPT_IDS.search(event)) is not None:
                 self._prompt_ids = found[1]
-        choices, choice = chunk.get("choices"), None
         fresh: tuple[str, list[int]] = "", []
         if choices:
             choice = choices[0]
-            if choice.get("finish_reason") in ("abort", "error") and self.can_go_on:
-                raise Broke("The server gave the stream up.", begun=True)
             self._lost = self._lost or len(choices) > 1 or choice.get("index") != 0
             fresh = self._follow(choice)
         if more is None:
-            return (event if self.shows_tokens else _IDS.sub(b"", event)) + b"\n\n"
+            return self._as_it_came(event) + b"\n\n"
         if choice is not None and not self._as_before(choice, *fresh):
             return b""
         for name in ("prompt_token_ids", "system_fingerprint"):

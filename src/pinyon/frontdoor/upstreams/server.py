@@ -91,17 +91,20 @@ class Server:
         head = self._head(b"POST", url, fields, b"content-length: %d\r\n" % len(body))
         return self.pool.send(head, body, first_byte_s)
 
-    async def ask(self, path: bytes, within_s: float, bytes_max: int, body: bytes = b"") -> tuple[int, bytes]:
+    async def ask(
+        self, path: bytes, within_s: float, bytes_max: int, body: bytes = b"", pool: ConnectionPool | None = None
+    ) -> tuple[int, bytes]:
         """Returns the status and body of a small GET request, of at most ``bytes_max``; with a ``body``, a JSON object,
-        it is a POST request. Raises :class:`Unavailable`: :class:`Absent` if the server is not there, :class:`Broke`
-        for an invalid, too long or late answer."""
+        it is a POST request. It takes a connection of ``pool``, or one of those for probes. Raises
+        :class:`Unavailable`: :class:`Absent` if the server is not there, :class:`Broke` for an invalid, too long or
+        late answer."""
         head = self._head(b"GET", path, b"accept: */*\r\n")
         if body:
             fields = b"accept: */*\r\ncontent-type: application/json\r\n"
             head = self._head(b"POST", path, fields, b"content-length: %d\r\n" % len(body))
         try:
             async with asyncio.timeout(within_s):
-                answer = await self.probes.send(head, body, inf)
+                answer = await (pool or self.probes).send(head, body, inf)
                 try:
                     said = await answer.whole(bytes_max)
                     if said is None:
