@@ -72,7 +72,7 @@ class EnginePrompt:
     look_again_s: float = 0.0
     """The time from which the store may be asked again, if it does not have all yet."""
     found: tuple[FetchSpan, ...] = ()
-    """Where the store was last seen to have blocks."""
+    """The sources that the store named last."""
     offer: tuple[int, int, tuple[FetchSpan, ...]] = (0, 0, ())
     """First block, number of blocks, and sources that were offered to vLLM last."""
     valid: int = 0

@@ -590,7 +590,7 @@ def test_a_prompt_does_not_outlive_a_decode_that_got_too_old():
     fleet.inflight.check_integrity()
 
 
-def test_a_pair_of_servers_is_to_be_claimed_from_its_prompt_s_end_on():
+def test_a_pair_of_servers_is_to_be_claimed_from_its_prompt_on():
     fleet = make_fleet(("p0", PREFILL))
     for name in ("d0", "d1"):
         fleet.join(info(name, DECODE, server_url="http://127.0.0.1:1"), 0.0)
@@ -607,7 +607,7 @@ def test_a_pair_of_servers_is_to_be_claimed_from_its_prompt_s_end_on():
     fleet.inflight.check_integrity()
 
 
-def test_a_prompt_that_its_decode_instance_computes_is_over_elsewhere():
+def test_a_prompt_computed_at_decode_is_over_at_prefill():
     fleet = make_fleet(("p0", PREFILL), ("d0", DECODE))
     Scheduler(fleet, KvCacheCentric()).schedule(ask(), 0.0)
     fleet.inflight.begin_prefill("r", member(fleet, "d0"), 1.0)
