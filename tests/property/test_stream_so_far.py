@@ -243,8 +243,9 @@ def test_a_chat_whose_tokens_say_more_is_asked_for_again() -> None:
 def test_a_server_that_gives_up_breaks_the_stream(said: dict[str, Any]) -> None:
     so_far = begun()
     so_far.passed(chunk(delta={"content": "a"}, token_ids=[3]))
-    with pytest.raises(Broke):
+    with pytest.raises(Broke) as told:
         so_far.passed(event(said))
+    assert told.value.its_fault is ("choices" in said), "the request may be to blame for an error"
 
 
 def test_a_stream_that_ends_before_its_answer_is_broken() -> None:

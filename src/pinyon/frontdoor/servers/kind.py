@@ -159,7 +159,7 @@ def _not_given_up(data: bytes, begun: bool) -> bytes:
     cannot be a part of the text, where quotes are escaped."""
     at = data.find(b'"finish_reason":"abort"')
     if at >= 0:
-        error = Broke("The server gave the answer up.", begun=begun, its_fault=False)
+        error = Broke("The server gave the answer up.", begun=begun)
         error.before = data[: max(0, data.rfind(b"\n\n", 0, at) + 2)] if begun else b""
         raise error
     return data

@@ -243,11 +243,12 @@ class StreamSoFar:
     def _chunk(self, event: bytes, chunk: dict[str, Any]) -> bytes:
         choices: list[Any] = chunk.get("choices") or []
         choice = None
-        gave_up = bool(choices) and choices[0].get("finish_reason") in ("abort", "error")
+        finish = choices[0].get("finish_reason") if choices else ""
+        gave_up = finish in ("abort", "error")
         if "error" in chunk and (self.can_go_on or not self.begun):
             gave_up = self.begun or chunk["error"].get("code") not in _OF_THE_REQUEST
-        if gave_up:  # the request may be to blame
-            raise Broke("The server gave the stream up.", begun=self.begun, its_fault=False)
+        if gave_up:  # the request may be to blame for an error
+            raise Broke("The server gave the stream up.", begun=self.begun, its_fault=finish == "abort")
         more, usage = self._more, chunk.get("usage")
         self._tells_usage = self._tells_usage and not (usage and not choices)
         if not self._head:
