@@ -21,14 +21,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.engines_peers import dynamo_python, dynamo_side, lmcache_python, lmcache_side
+from bench.engines_peers import dynamo_python, dynamo_side, lmcache_python, lmcache_side, peers_python
 from bench.engines_sides import Side, ask, conductor_side, pool_side, router_side, two_servers, upstream_side
 from bench.peers import PeerUnavailable, peer_python
 from bench.report import Aim, Report, parser, progress
@@ -43,6 +43,8 @@ from pinyon.messages.plan import FIELD, NAME, seal_plan
 from pinyon.runtime.process import child_environment
 
 CLIENT_S = 900.0
+PANDAS = "pandas==2.3.3"
+PANDAS_NEEDS = ("python-dateutil", "pytz", "six", "tzdata")
 pairs_side = partial(pool_side, name="pairs")
 SHAPE = {"hidden": 512, "layers": 8, "heads": 8}
 """A model that takes a second and a half for 1,000 tokens on one thread here."""
@@ -119,12 +121,18 @@ def _long_beside(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"prompt": "".join(rng.choices("abcdefghij ", k=k)), "output_tokens": tokens} for k, tokens in sizes]
 
 
+@cache
+def client_python() -> Path:
+    """Returns the Python that runs the client: vLLM's, with pandas beside it, which reads prompts of one's own."""
+    return peers_python(PANDAS, "pandas", PANDAS_NEEDS)
+
+
 def measure(side: Side, load: Load, model: Path, folder: Path, seed: int) -> dict[str, float]:
     """Runs the client once and returns what it and the processes' own clocks say."""
     side.forget()
     result = folder / f"{side.name}-{load.name}.json"
     command = [
-        str(vllm.vllm_python()), "-m", "launch.vllm_main", "bench", "serve", "--backend", "openai",
+        str(client_python()), "-m", "launch.vllm_main", "bench", "serve", "--backend", "openai",
         "--base-url", side.url, "--model", model.name, "--tokenizer", str(model), "--endpoint", "/v1/completions",
         *load.arguments, "--num-prompts", str(load.prompts), "--request-rate", str(load.rate), "--seed", str(seed),
         "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99", "--save-result",
