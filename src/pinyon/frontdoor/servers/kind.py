@@ -106,13 +106,14 @@ class HttpInstanceKind(ExchangeKind):
 
     def passing(self, forward: Forward, answer: Answer) -> Passing:
         assert isinstance(forward, ServerRequest)
-        so_far, before = forward.so_far, forward.passing
-        passing = Passing(answer, forward.reply, forward.ticket.rate_fields, self.clock)
-        passing.clean = lambda data: _not_given_up(clean_answer(data), forward.reply.begun)
+        so_far, before, reply = forward.so_far, forward.passing, forward.reply
+        passing = Passing(answer, reply, forward.ticket.rate_fields, self.clock)
+        # It must not hold the request, which holds it: such a cycle would wait for the garbage collector.
+        passing.clean = lambda data: _not_given_up(clean_answer(data), reply.begun)
         if so_far is not None and so_far.asked and passing.is_stream:
             passing.clean = lambda data: so_far.passed(clean_answer(data))
             passing.held_max = HELD_BYTES_MAX
-        if forward.reply.begun and before is not None:
+        if reply.begun and before is not None:
             if answer.status != 200 or not passing.is_stream:
                 said = f"The server answered {answer.status} and would not go on with the stream."
                 raise Broke(said, begun=False, its_fault=False)
