@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.lb_harness import MODEL, running_lb, spin
+from tests.integration.servers_parts import ServerInstance, running_servers
 from tests.integration.upstream_parts import FakeServer, running_upstreams
 
 COUNT = 8
 WAYS = {
     "whole": ("/v1/completions", {"prompt": "hi"}, 200),
     "streamed": ("/v1/completions", {"prompt": "hi", "stream": True}, 200),
+    "followed": ("/v1/completions", {"prompt": "hi", "stream": True, "temperature": 0}, 200),
     "unknown": ("/v1/completions", {"prompt": "hi", "model": "none"}, 404),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "stream": True}, 200),
 }
@@ -33,7 +35,7 @@ def no_collector() -> Iterator[None]:
 def left() -> int:
     """Returns how many requests are still there, in the form of the door or in that of what serves them."""
     kinds = Counter(type(each).__name__ for each in gc.get_objects())
-    return max(kinds["HttpCall"], kinds["Request"], kinds["Forward"])
+    return max(kinds["HttpCall"], kinds["Request"], kinds["Forward"], kinds["ServerRequest"])
 
 
 async def leaves_nothing(bench, way: str) -> None:
@@ -53,4 +55,10 @@ async def test_a_request_on_our_instances_leaves_no_cycle(way: str, no_collector
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_request_to_other_servers_leaves_no_cycle(way: str, no_collector: None) -> None:
     async with running_upstreams(FakeServer(models=(MODEL,))) as bench:
+        await leaves_nothing(bench, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_to_instances_servers_leaves_no_cycle(way: str, no_collector: None) -> None:
+    async with running_servers(ServerInstance("i0")) as bench:
         await leaves_nothing(bench, way)
