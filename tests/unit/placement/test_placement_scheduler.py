@@ -112,6 +112,18 @@ def test_what_is_placed_on_one_that_keeps_to_itself_has_begun():
     fleet.inflight.check_integrity()
 
 
+def test_a_late_request_without_reuse_is_given_no_pair():
+    fleet = make_fleet()
+    for name, role in (("p0", PREFILL), ("m0", MIXED)):
+        fleet.join(info(name, role, server_url=f"http://{name}"), 0.0)
+    fleet.set_load(member(fleet, "m0"), InstanceLoad(pending_prefill_tokens=2_000_000), 0.0)
+    scheduler = Scheduler(fleet, PLACEMENT_POLICIES.make("pinyon"))
+    default = {"ttft_slo_s": 5.0, "ttft_slo_named": False}
+    assert names(scheduler.schedule(ask(blocks=300, **default), 0.0)) == ("p0", "m0")
+    with pytest.raises(Rejected):  # what p0 computes could not be reused at m0
+        scheduler.schedule(ask("r1", blocks=300, **default, no_reuse=True), 0.0)
+
+
 def test_what_is_slower_to_fetch_is_computed(fleet, scheduler):
     hold(fleet, "s0", range(10))
     for name in ("p0", "p1"):
