@@ -64,14 +64,19 @@ class StoreAccess:
         assert (await self._reader.read(node.address, [key], [self._place], self._size, WAIT_S)).leading == 1
         values = np.frombuffer(self.memory, np.float32)
         values[:] = rng.normal(0.0, float(values.std()) or 1.0, len(values)).astype(np.float32)
-        request = kvstore_pb2.RemoveRequest(keys=key)
-        await self._channels.call(node.address, kvstore_pb2_grpc.KvStoreServiceStub, "Remove", request, WAIT_S)
-        async with asyncio.timeout(WAIT_S):
-            while await self.has([key]):  # noqa: ASYNC110 - metadata has no event for outsiders
-                await asyncio.sleep(0.01)
+        await self.remove([key])
         await self.store.put([(key, self._place)], self._size, WAIT_S)
         async with asyncio.timeout(WAIT_S):
             while not await self.has([key]):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def remove(self, keys: list[bytes]) -> None:
+        """Removes objects, as the store does when it evicts them."""
+        for node, _ in await self.store.leading(keys, self._size, WAIT_S):
+            request = kvstore_pb2.RemoveRequest(keys=b"".join(keys))
+            await self._channels.call(node.address, kvstore_pb2_grpc.KvStoreServiceStub, "Remove", request, WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            while await self.has(keys[:1]):  # noqa: ASYNC110 - metadata has no event for outsiders
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launch import cluster as launching
 from launch.cluster import LocalCluster
 from launch.process import ROOT, Process
 from launch.vllm import ENVIRONMENT, START_S, VllmServer, vllm_python
 from pinyon.runtime.process import child_environment
 from tests.vllm import soak
 from tests.vllm.ask import ask, ask_chat_stream, ask_stream, counter, prompts, text
-from tests.vllm.conftest import started
 from tests.vllm.cutting import CuttingProxy
+from tests.vllm.pairs import cutting, own_metrics, resumes, servers, started_pairs
 from tests.waiting import wait_until
 
 SEED = 42
@@ -36,31 +33,19 @@ SOAK_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def proxies() -> Iterator[list[CuttingProxy]]:
-    made: list[CuttingProxy] = []
-    yield made
-    for proxy in made:
-        proxy.close()
+def cut_pairs(model: Path) -> Iterator[tuple[LocalCluster, list[CuttingProxy]]]:
+    with started_pairs(model, SEED, TOKENS) as both:
+        yield both
 
 
 @pytest.fixture(scope="module")
-def pairs(model: Path, proxies: list[CuttingProxy]) -> Iterator[LocalCluster]:
-    """A suite with a server for prompts and two that decode, each behind a proxy that can cut its streams."""
+def pairs(cut_pairs: tuple[LocalCluster, list[CuttingProxy]]) -> LocalCluster:
+    return cut_pairs[0]
 
-    cut: set[bytes] = set()
 
-    class ProxiedServer(VllmServer):
-        def __init__(self, name: str, model: Path, served: str, host: str, port: int, connector: Any, *more: Any):
-            proxy = CuttingProxy(host, cluster._port(0), port, SEED + len(proxies), TOKENS - 1, cut)
-            proxy.start()
-            proxies.append(proxy)
-            super().__init__(name, model, served, host, port, {**connector, "server_url": proxy.url}, *more)
-
-    cluster = LocalCluster(soak.small_cluster(str(model), apart=True))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching.vllm, "VllmServer", ProxiedServer)
-        with started(cluster):
-            yield cluster
+@pytest.fixture(scope="module")
+def proxies(cut_pairs: tuple[LocalCluster, list[CuttingProxy]]) -> list[CuttingProxy]:
+    return cut_pairs[1]
 
 
 @pytest.fixture(scope="module")
@@ -68,36 +53,10 @@ def expected(alone: VllmServer) -> dict[str, tuple[int, ...]]:
     return {prompt: ask(alone.url, prompt, TOKENS).tokens for prompt in prompts(SEED, PROMPTS)}
 
 
-def servers(cluster: LocalCluster, role: str = "") -> list[VllmServer]:
-    return [each for each in cluster.services.values() if isinstance(each, VllmServer) and each.name.startswith(role)]
-
-
 def back(server: VllmServer) -> None:
     """Starts a server again, and waits for it."""
     server.start_again()
     wait_until(server.announced, f"{server.name} is back", timeout_s=START_S, poll_s=0.1)
-
-
-@contextmanager
-def cutting(proxies: list[CuttingProxy]) -> Iterator[None]:
-    for proxy in proxies:
-        proxy.cutting = True
-    try:
-        yield
-    finally:
-        for proxy in proxies:
-            proxy.cutting = False
-
-
-def resumes(cluster: LocalCluster) -> float:
-    return counter(f"http://{cluster.services['lb-0'].endpoints['metrics']}", "pinyon_lb_resumes_total")
-
-
-def own_metrics(server: VllmServer) -> str:
-    """Returns where the connector shows its metrics, as its log says last."""
-    assert server.log_path is not None
-    found: list[str] = re.findall(r"metrics at (http://\S+)/metrics", server.log_path.read_text())
-    return found[-1]
 
 
 def test_prompts_computed_apart_give_equal_tokens(pairs: LocalCluster, expected: dict[str, tuple[int, ...]]) -> None:
