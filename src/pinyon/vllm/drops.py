@@ -4,7 +4,8 @@ The store copies what it does not have, or has evicted meanwhile, and learns its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pinyon.core.request import RequestClass
@@ -57,21 +58,29 @@ class Drops:
     def next(self, key_of: Callable[[int], bytes | None]) -> dict[RequestClass, list[Drop]]:
         """Returns the blocks that vLLM hands out next and that were not offered yet, by whose they are."""
         found: dict[RequestClass, list[Drop]] = {}
-        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(DROPS_MAX):
-            if block is None or block.block_hash is None:  # the first free ones hold nothing
-                break
+        for block in self._head():
             key, whose = key_of(block.block_id), self._whose.pop(block.block_id, None)
             if key is not None and whose is not None:
                 found.setdefault(whose[1], []).append((whose[0], key, block.block_id))
-            block = block.next_free_block
         return found
 
     def saved(self, job_id: int, blocks: Sequence[Any]) -> None:
-        """Frees the blocks of a job that is done: at the queue's head, but for those that were used meanwhile."""
+        """Frees the blocks of a job that is done: they are next again, behind those that were offered before. Those
+        that were used meanwhile are not."""
         self.jobs.discard(job_id)
         self._pool.free_blocks([block for block in blocks if block.block_id in self._whose])
-        others = [block for block in blocks if block.block_id not in self._whose]
+        first = list(takewhile(lambda block: block.block_id not in self._whose, self._head()))
+        self._pool.touch(first)
+        others = first + [block for block in blocks if block.block_id not in self._whose]
         for block in others:
             block.ref_cnt -= 1
         self._pool.free_block_queue.prepend_n([block for block in others if not block.ref_cnt])
+
+    def _head(self) -> Iterator[Any]:
+        """Yields the blocks that vLLM hands out next, up to one that holds nothing."""
+        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(DROPS_MAX):
+            if block is None or block.block_hash is None:
+                return
+            yield block
+            block = block.next_free_block
