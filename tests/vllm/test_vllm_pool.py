@@ -91,5 +91,5 @@ async def test_what_a_server_drops_goes_to_the_store_again(model: Path, alone: V
         loaded = (counter(server.url, HITS) - before) / info.layout.block_tokens
     print(f"stored again after {asked} prompts: {again} of {len(keys)} blocks; {loaded:g} loaded", told.body["usage"])
     assert again >= len(keys) - 4
-    assert 0 < loaded <= again  # the plan is made of what the conductor knows, of large pools every second block
+    assert 0 < loaded <= again  # the conductor knows of every second block
     assert told.tokens == (await asyncio.to_thread(ask, alone.url, prompt)).tokens
