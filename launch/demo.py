@@ -4,18 +4,14 @@ The demo starts the suite, talks to it over OpenAI's HTTP like any client, and f
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
 import re
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -23,13 +19,13 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from launch.cluster import ClusterSpec, LocalCluster
+from launch.demo_client import MODEL, DemoAnswer, chat
+from launch.demo_store import DISK_MIB, show_store
 from launch.process import ROOT
 from launch.scrape import Scrape
-from pinyon.core.errors import PinyonError, Unavailable
+from pinyon.core.errors import PinyonError
 from pinyon.transfer.transports.shm.cma import shm_available
 
-MODEL = "pinyon-tiny"
-REQUEST_S = 60.0
 BATCH_CONCURRENCY = 2
 DOCUMENT_BYTES = 2600
 MAX_LOG_LINES = 100_000
@@ -56,75 +52,6 @@ QUESTIONS = (
     "What does the cost model follow?",
     "Which words does everybody use?",
 )
-
-
-@dataclass
-class DemoAnswer:
-    """A finished request as its client saw it. Times are in seconds."""
-
-    name: str
-    text: str = ""
-    ttft_s: float = 0.0
-    total_s: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    report: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def tokens_per_s(self) -> float:
-        after_first = self.total_s - self.ttft_s
-        return (self.completion_tokens - 1) / after_first if after_first > 0 else 0.0
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a server-sent event stream, up to ``[DONE]``."""
-    for raw in response:
-        line = raw.decode("utf-8").strip()
-        if line == "data: [DONE]":
-            return
-        if line.startswith("data: "):
-            yield json.loads(line[6:])
-
-
-def chat(address: str, name: str, messages: list[dict[str, str]], *, seed: int | None, no_reuse: bool) -> DemoAnswer:
-    """Streams one chat completion; greedy when ``seed`` is None, else sampled."""
-    body = {
-        "model": MODEL,
-        "messages": messages,
-        "max_tokens": 24,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "temperature": 0.0 if seed is None else 0.9,
-        "seed": seed or 0,
-    }
-    headers = {"content-type": "application/json", "x-pinyon-report": "1"}
-    if no_reuse:
-        headers["x-pinyon-no-reuse"] = "1"
-    outcome = DemoAnswer(name)
-    with closing(http.client.HTTPConnection(address, timeout=REQUEST_S)) as connection:
-        started = time.perf_counter()
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise Unavailable(f"{name}: HTTP {response.status}: {response.read(500).decode(errors='replace')}")
-        for event in _events(response):
-            if "error" in event:
-                raise Unavailable(f"{name}: {event['error'].get('message')}")
-            for choice in event.get("choices", ()):
-                delta = choice.get("delta", {}).get("content") or ""
-                if delta and not outcome.ttft_s:
-                    outcome.ttft_s = time.perf_counter() - started
-                outcome.text += delta
-            if event.get("usage"):
-                usage = event["usage"]
-                outcome.prompt_tokens = usage["prompt_tokens"]
-                outcome.completion_tokens = usage["completion_tokens"]
-                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            outcome.report = event.get("pinyon") or outcome.report
-        outcome.total_s = time.perf_counter() - started
-        outcome.ttft_s = outcome.ttft_s or outcome.total_s
-    return outcome
 
 
 COLUMNS = ("request", "prompt", "reused", "local/peer/store", "TTFT ms", "tokens/s", "answer")
@@ -277,10 +204,16 @@ def _why_not_shm(cluster: LocalCluster) -> str:
 
 
 def run_demo(log_dir: Path | None = None) -> int:
-    """Runs the demo; the exit status is 0 only if every answer is the same with and without reuse."""
+    """Runs the demo; the exit status is 0 only if all that it shows holds, and answers are the same without reuse."""
     console = Console(width=None if Console().is_terminal else 110)
+    with tempfile.TemporaryDirectory(prefix="pinyon-disk-", ignore_cleanup_errors=True) as disk:
+        return _demo(console, log_dir, disk)
+
+
+def _demo(console: Console, log_dir: Path | None, disk: str) -> int:
+    extra = {"kvstore": ("--disk-dir", disk, "--disk-mib", str(DISK_MIB))}
     try:
-        cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1), log_dir)
+        cluster = LocalCluster(ClusterSpec(prefill=2, decode=2, stores=1, extra=extra), log_dir)
     except PinyonError as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False)
         return 1
@@ -297,6 +230,8 @@ def run_demo(log_dir: Path | None = None) -> int:
         computed = _run(console, address, "The same without reuse", no_reuse=True)
         good = _verdict(console, reused, computed)
         show_ways(console, cluster)
+        if cluster.spec.stores:
+            good = show_store(console, cluster) and good
     except (PinyonError, OSError) as error:
         console.print(f"FAILED: {error}", style="bold red", markup=False)
         return 1

@@ -18,6 +18,7 @@ from pinyon.messages.instance import info_from_proto, load_from_proto
 from pinyon.messages.prefill_report import first_token_from_proto
 from pinyon.placement.decision_log import DecisionLog
 from pinyon.placement.fleet import Fleet
+from pinyon.placement.hot_copies import HotCopies
 from pinyon.placement.index import Intake
 from pinyon.placement.instances import InstanceState
 from pinyon.placement.planned_fetches import PlannedFetches
@@ -69,6 +70,7 @@ class ReportIntake:
         self._membership = membership
         self._metrics = metrics
         self._clock = clock
+        self._hot_copies = HotCopies()
 
     def register(self, message: conductor_pb2.ReportSessionRequest) -> Reporter:
         """Registers the instance that a session's first message names, and returns its reporter.
@@ -127,14 +129,39 @@ class ReportIntake:
         # a store node's sample changes as layouts of longer blocks come and go; without layouts, no keys are requested
         had, every = reporter.every, self._fleet.sample_for(state.info)
         another = self._fleet.has_layouts and reporter.wants(every, now_s)
-        if not changed and not another:
+        wanted = message.HasField("reads") and state.info.role is Role.STORE
+        copies = self._copies(state, message.reads, now_s) if wanted else None
+        if not changed and not another and copies is None:
             return None
         response = conductor_pb2.ReportSessionResponse(acked_seq=self._fleet.index.seq_of(state), resync=resync)
         if another:
             response.sample_every = every
             # The instance will not report removals of keys outside a sparser sample: a snapshot drops them.
             response.resync |= every > had
+        if copies is not None:
+            response.copies.CopyFrom(copies)
         return response
+
+    def _copies(
+        self, state: InstanceState, reads: conductor_pb2.WindowReads, now_s: float
+    ) -> conductor_pb2.CopyOrder | None:
+        """Returns what a store node is to copy elsewhere after it was read so, or None."""
+        stores = [each for each in self._fleet.instances() if each.info.role is Role.STORE]
+        others = [each.info for each in stores if each is not state and each.schedulable]
+        # Readers prefer copies in their own zone.
+        near = [each for each in others if each.zone == state.info.zone] or others
+        order = self._hot_copies.plan(
+            state.info.instance_id,
+            max(1, reads.window_ms) * 1e-3,
+            reads.reads,
+            min(reads.hot_reads, reads.reads),
+            [each.instance_id for each in near],
+            now_s,
+        )
+        if order is None:
+            return None
+        self._metrics.copy_orders.add()
+        return conductor_pb2.CopyOrder(target=order.target, reads=order.reads)
 
     def _apply_deltas(self, reporter: Reporter, deltas: Sequence[conductor_pb2.CacheDelta]) -> Steps[bool]:
         """Returns whether there was a gap; later deltas are then ignored, as a snapshot will replace them."""

@@ -1,9 +1,10 @@
-"""The upkeep of a node's entries in Redis: it renews the node's record, lists blocks, and purges dead lives."""
+"""The upkeep of a node's entries in Redis: it renews the node's record, lists blocks, and forgets dead nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.clock import Clock
@@ -11,7 +12,7 @@ from pinyon.core.errors import FailedPrecondition, PinyonError, Unavailable
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 from pinyon.store.metadata import BATCH, StoreMetadata
-from pinyon.store.records import Life, NodeRecord
+from pinyon.store.records import NodeRecord, entry_of
 from services.kvstore.node import StoreNode
 
 GAP_S = 0.02
@@ -19,11 +20,7 @@ GAP_S = 0.02
 MAX_PAUSE_S = 2.0
 CLEAN_PERIOD_S = 5.0
 DEAD_GRACE_S = 30.0
-"""The seconds without a record after which a life counts as over; before that, Redis may only have been away."""
-AUDIT_BLOCKS = 1024
-"""The number of entries that are checked at each renewal of the node's lease, in turn."""
-PURGE_BLOCKS = 8192
-"""The number of entries of dead lives that are removed in one go."""
+"""The seconds without a record after which a node counts as gone; before that, Redis may only have been away."""
 LEAVE_S = 3.0
 REGISTER_S = 10.0
 REGISTER_PAUSE_S = 0.25
@@ -55,17 +52,16 @@ class MetadataPublisher:
         self._lost_name = lost_name or asyncio.Event()
         self._changes = node.table.listen()
         self._listed: set[bytes] = set()  # as confirmed by Redis
-        self._unaudited: list[bytes] = []
-        self._tell_all = False
+        self._tell_all = bool(node.table.keys())  # found on the disk
         self._wake = asyncio.Event()
-        self._dead_since: dict[Life, float] = {}
+        self._dead_since: dict[str, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.failures = 0
         """The number of times that Redis could not be told a change."""
         self.losses = 0
         """The number of times that Redis was found to have lost entries or the record."""
-        self.purged = 0
-        """The number of entries of dead lives that were removed."""
+        self.forgotten = 0
+        """The number of dead nodes whose entries were removed."""
         node.on_change(self._wake.set)
 
     @property
@@ -81,7 +77,7 @@ class MetadataPublisher:
         waits = False
         while True:
             try:
-                return await self.metadata.register(self._record, self._lease_s)
+                return await self.metadata.register(self._now(), self._lease_s)
             except Unavailable as error:
                 if self._clock() >= give_up_s:
                     raise Unavailable(
@@ -91,6 +87,14 @@ class MetadataPublisher:
                     _log.warning("waiting for Redis, %g s at most (%s)", REGISTER_S, error.message)
                 waits = True
                 await asyncio.sleep(REGISTER_PAUSE_S)
+
+    def _now(self) -> NodeRecord:
+        return replace(self._record, room=self._node.room())
+
+    async def renew(self) -> None:
+        """Renews the record with the node's present room. Raises as :meth:`StoreMetadata.renew` does."""
+        if not await self.metadata.renew(self._now(), self._lease_s):
+            self._lost("the node's record or entries were gone from Redis")
 
     def start(self) -> None:
         self._tasks = [
@@ -105,7 +109,6 @@ class MetadataPublisher:
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self.metadata.leave(self._record)
-                await self.metadata.purge(self._record.life, 16 * PURGE_BLOCKS)
         except (PinyonError, TimeoutError):
             _log.info("could not sign off from Redis; the node's lease ends by its time")
 
@@ -128,22 +131,22 @@ class MetadataPublisher:
     async def publish(self) -> None:
         """Brings Redis up to date. After a failure the next call lists everything."""
         table, life = self._node.table, self._record.life
-        stored, removed = self._changes.drain()
+        stored, removed = self._changes.drain(changed=True)
         tell_all, self._tell_all = self._tell_all, False
         try:
             if tell_all:
                 self._listed.clear()
                 await self.metadata.restart(life)
-                listed = await self.metadata.listed(life)
+                listed = await self.metadata.listed(life.node_id)
                 self._changes.drain()
                 stored = table.keys()
                 removed = list(listed.difference(stored))
             self._listed.difference_update(removed)
-            await self.metadata.discard(life, removed)
-            for start in range(0, len(stored), BATCH):
-                sizes = ((key, table.size_of(key)) for key in stored[start : start + BATCH])
-                blocks = [(key, size) for key, size in sizes if size is not None]
-                await self.metadata.add(life, blocks)
+            for start in range(0, max(len(stored), len(removed)), BATCH):
+                part = slice(start, start + BATCH)
+                entries = ((key, table.entry(key)) for key in stored[part])
+                blocks = [(key, entry_of(*entry)) for key, entry in entries if entry is not None]
+                await self.metadata.change(life, removed[part], blocks)
                 self._listed.update(key for key, _ in blocks)
         except Exception:
             self.failures += 1
@@ -156,26 +159,14 @@ class MetadataPublisher:
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:
-                if not await self.metadata.renew(self._record, self._lease_s):
-                    self._lost("the node's record or entries were gone from Redis")
-                await self.audit()
+                await self.renew()
             except FailedPrecondition as error:
                 _log.error("%s; this one stops", error.message)
                 self._lost_name.set()
                 return
             except Exception as error:
                 self.failures += 1
-                _report("the node's lease and entries were not looked after", error)
-
-    async def audit(self) -> None:
-        """Checks the next listed entries in turn, because single entries may be lost without any other sign."""
-        if not self._unaudited:
-            self._unaudited = list(self._listed)
-        part = self._unaudited[-AUDIT_BLOCKS:]
-        del self._unaudited[-AUDIT_BLOCKS:]
-        missing = await self.metadata.missing(self._record.life, [key for key in part if key in self._listed])
-        if any(key in self._listed for key in missing):  # unless unlisted meanwhile
-            self._lost("entries were missing in Redis")
+                _report("the node's lease was not renewed", error)
 
     def _lost(self, what: str) -> None:
         self.losses += 1
@@ -195,19 +186,15 @@ class MetadataPublisher:
             await asyncio.sleep(CLEAN_PERIOD_S)
 
     async def clean(self) -> None:
-        """Purges this node's earlier lives, and other nodes' lives that have been over for a while."""
-        now = self._clock()
-        live = {node.life for node in await self.metadata.nodes()}
-        over = await self.metadata.lives() - live - {self._record.life}
-        self._dead_since = {life: self._dead_since.get(life, now) for life in over}
-        named = {life.node_id for life in live}
-        for life, since in self._dead_since.items():
-            # A node id with a new life has certainly ended its old life.
-            if life.node_id == self._record.node_id or life.node_id in named or now - since >= DEAD_GRACE_S:
-                purged = PURGE_BLOCKS
-                while purged == PURGE_BLOCKS:
-                    purged = await self.metadata.purge(life, PURGE_BLOCKS)
-                    self.purged += purged
+        """Tells the node of the others' capacity, and forgets those that have been gone for a while."""
+        now, own = self._clock(), self._record.node_id
+        others = {node.node_id: node.capacity_bytes for node in await self.metadata.nodes() if node.node_id != own}
+        self._node.share_pool(sum(others.values()))
+        gone = set(await self.metadata.names()) - {*others, own}
+        self._dead_since = {name: self._dead_since.get(name, now) for name in gone}
+        for name, since in self._dead_since.items():
+            if now - since >= DEAD_GRACE_S:
+                self.forgotten += await self.metadata.forget(name)
 
 
 def _report(what: str, error: Exception) -> None:

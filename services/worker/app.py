@@ -38,9 +38,9 @@ from pinyon.runtime.service import ServiceContext
 from pinyon.runtime.telemetry import Telemetry
 from pinyon.runtime.transfer_engine import register_transfer_metrics, start_transfer_engine
 from pinyon.store.client import StoreClient
+from pinyon.store.connect import store_client
 from pinyon.store.kv_memory import KvMemory
 from pinyon.store.lease_keys import LeaseKeys
-from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.transfer import Access
@@ -150,8 +150,8 @@ class Worker:
         # Waiting for a layer holds up the whole step, which is fine only where no request is decoded.
         layered = self.transfer if served.role is Role.PREFILL and source is None else None
         if store is None and settings.redis_url:
-            metadata = StoreMetadata(settings.redis_url, tls=security.tls)
-            store = self._store = StoreClient(self.transfer, metadata, self._channels)
+            store = store_client(settings.redis_url, settings, self.transfer, self._channels, security.tls)
+            self._store = store
         self.parts = Parts(
             limits=settings,
             served=served,

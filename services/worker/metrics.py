@@ -175,6 +175,7 @@ def register_gauges(
         ),
         ("stored_blocks", "Blocks put into the KV store.", lambda: storage.stored),
         ("fetch_failures", "Fetches that did not bring everything.", lambda: parts.fetcher.failures),
+        ("corrupt_blocks", "Blocks that arrived with other bytes than were put.", lambda: parts.fetcher.corrupt),
         ("cut_sessions", "Sessions cut off as too slow.", lambda: sessions.cut),
     ]
     labelled: list[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = [

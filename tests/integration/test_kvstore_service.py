@@ -17,7 +17,7 @@ from pinyon.core.request import RequestClass
 from pinyon.eviction import Traits
 from pinyon.store.kv_memory import KvMemory
 from pinyon.store.metadata import StoreMetadata
-from pinyon.store.records import Life, NodeRecord
+from pinyon.store.records import NodeRecord, entry_of
 from pinyon.store.runs import Run
 from pinyon.store.writer import PutOutcome
 from pinyon.transfer import Opcode, Reason
@@ -48,7 +48,7 @@ async def test_the_class_of_a_put_stays_with_its_objects(node: Node, client: Cli
     request = RequestClass("file", 3, "s", "u", -1, 1.5, "anna", ("eu-west",))
     result = await client.store.put(client.fill([1, 2]), OBJECT, WAIT_S, request_class=request)
     assert result.count(PutOutcome.STORED) == 2
-    lease, *_ = node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
+    lease, *_ = await node.node.acquire([key(1), key(2)], 1.0, allow_gaps=False)
     assert [held.traits for _, held in lease.blocks] == [Traits("file/3", "anna")] * 2
     node.node.release(lease.lease_id)
 
@@ -86,8 +86,7 @@ async def test_what_the_store_has_is_not_sent_again(node: Node, client: Client) 
     assert node.figure("put_objects_total") == 3
     assert node.figure("put_bytes_total") == 3 * OBJECT
     # Until the metadata has the object, the node itself says that it exists.
-    life = Life("kv-0", node.node.boot_id)
-    await client.store.metadata._redis.hdel(f"pinyon:v1:block:{key(1).hex()}", str(life))
+    await client.store.metadata._redis.hdel("pinyon:v2:{kv-0}:blocks", key(1))
     assert await client.put([1]) == (PutOutcome.EXISTS,)
     assert node.figure("put_objects_total") == 3
 
@@ -277,31 +276,25 @@ async def test_a_stopped_node_is_not_found_and_leaves_no_redis_keys(redis_url: s
             await client.until_listed([1, 2])
         metadata = client.store.metadata
         assert await metadata.nodes() == []
-        assert await metadata.lives() == set()
+        assert await metadata.names() == []
         assert await metadata._redis.keys() == []
         client.forget_nodes()
         assert await client.put([1]) == (PutOutcome.FAILED,)
         assert await client.get([1]) == [False]
 
 
-async def test_what_an_earlier_life_listed_is_void_and_is_cleaned_up(redis_url: str) -> None:
+async def test_what_an_earlier_life_listed_is_void_and_gone(redis_url: str) -> None:
     metadata = StoreMetadata(redis_url, timeout_s=WAIT_S)
     dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9")
     await metadata.register(dead, WAIT_S)
-    await metadata.add(dead.life, [(key(number), OBJECT) for number in range(20)])
+    await metadata.change(dead.life, [], [(key(number), entry_of(OBJECT)) for number in range(20)])
     assert [len(replicas) for replicas in await metadata.locate([key(0)])] == [1]
-    async with running_node(redis_url) as node, client_of(redis_url) as client:
+    async with running_node(redis_url), client_of(redis_url) as client:
         assert await client.listed(range(20)) == [0] * 20
         assert await client.get([0, 1]) == [False, False]
         await client.stored([0, 1])
         await client.until_listed([0, 1])
-        await eventually(lambda: node.figure("metadata_purged_blocks_total") == 20, "the old entries are gone")
-
-        async def forgotten() -> bool:
-            return await metadata.lives() == {Life("kv-0", node.node.boot_id)}
-
-        await eventually(forgotten, "the old life is forgotten")
-        assert len(await metadata._redis.keys("pinyon:v1:block:*")) == 2
+        assert await metadata.listed("kv-0") == {key(0), key(1)}
         assert await client.get([0, 1]) == [True, True]
     await metadata.close()
 
@@ -322,7 +315,7 @@ async def test_a_dead_node_is_skipped_and_then_avoided(redis_url: str) -> None:
     async with running_node(redis_url, "kv-1") as node, client_of(redis_url) as client:
         dead = NodeRecord("kv-0", "0" * 32, "127.0.0.1:9", 1 << 20)
         await client.store.metadata.register(dead, WAIT_S)
-        await client.store.metadata.add(dead.life, [(key(500), OBJECT)])
+        await client.store.metadata.change(dead.life, [], [(key(500), entry_of(OBJECT))])
         # Numbers whose first choice is the dead node, and others.
         for number in range(12):
             await client.stored([number])

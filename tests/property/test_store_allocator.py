@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pinyon.store.allocator import OffsetAllocator
+from pinyon.store.allocator import IdleRoom, OffsetAllocator
 from tests.long import usually
 from tests.store_integrity import check_allocator
 
@@ -54,34 +54,36 @@ def test_the_best_hole_is_used() -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=10), freed=st.sets(st.integers(0, 9)), data=st.data())
-def test_the_fewest_bytes_are_freed_for_a_large_range(sizes: list[int], freed: set[int], data: st.DataObject) -> None:
+def test_neighbours_that_make_room_are_found(sizes: list[int], freed: set[int], data: st.DataObject) -> None:
     allocator = OffsetAllocator(64 * 20, 64)
+    idle = IdleRoom(allocator)
     taken = [(offset, size) for size in sizes if (offset := allocator.allocate(64 * size)) is not None]
     for offset, _ in [one for index, one in enumerate(taken) if index in freed]:
         allocator.free(offset)
-    left = [one for index, one in enumerate(taken) if index not in freed]
-    may_go = data.draw(st.lists(st.sampled_from(left), unique=True)) if left else []
-    wanted = data.draw(st.integers(1, 20))
+    left = {bytes([index]): one for index, one in enumerate(taken) if index not in freed}
+    may_go = data.draw(st.lists(st.sampled_from(sorted(left)), unique=True)) if left else []
     owner = ["."] * 20  # the model: a mark per 64 bytes
-    for offset, size in left:
-        mark = "?" if (offset, size) in may_go else "x"
+    for key, (offset, size) in left.items():
+        mark = "?" if key in may_go else "x"
         owner[offset // 64 : offset // 64 + size] = mark * size
-    windows = [range(start, start + wanted) for start in range(21 - wanted)]
-
-    def given_up(window: range) -> int:
-        return sum(size for offset, size in may_go if {*range(offset // 64, offset // 64 + size)} & {*window})
-
-    costs = [given_up(window) for window in windows if "x" not in owner[window.start : window.stop]]
-    found = allocator.fewest_to_free(64 * wanted - 1, [offset for offset, _ in may_go])
-    if not costs:
-        assert found is None
+    for key in may_go:
+        idle.add(key, left[key][0], 64 * left[key][1] - 1)
+    most = max([len(hole) for hole in "".join(owner).replace("?", "x").split("x")])
+    wanted = data.draw(st.integers(most + 1, 20)) if most < 20 else 20
+    possible = wanted <= max(len(run) for run in "".join(owner).split("x"))
+    found = idle.any_run(64 * wanted, 0.0)
+    assert bool(found) == (possible and most < 20)
+    if not found:
+        assert idle.any_run(64 * wanted, 0.9) == []
         return
-    assert found is not None
-    assert sum(size for offset, size in may_go if offset in found) == min(costs)
-    for offset in found:
-        allocator.free(offset)
+    assert len(set(found)) == len(found)
+    assert sum(left[key][1] for key in found) < wanted + max(sizes)
+    for key in found:
+        idle.take(left[key][0])
+        allocator.free(left[key][0])
     check_allocator(allocator)
     assert allocator.allocate(64 * wanted) is not None
+    assert idle.all_bytes == 64 * sum(left[key][1] for key in may_go if key not in found)
 
 
 def test_misuse_is_refused() -> None:

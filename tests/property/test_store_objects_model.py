@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import KvObject, PutSlot, SlotState
 from pinyon.store.objects import ObjectTable
+from pinyon.store.records import Tier
 from tests.long import usually
 from tests.store_integrity import check_table
 
@@ -40,6 +43,8 @@ class TableMachine(RuleBasedStateMachine):
         self.reads: dict[int, tuple[list[tuple[int, int, bytes]], float]] = {}
         self.overdue: set[int] = set()
         self.told: set[bytes] = set()
+        self.pinned: dict[bytes, tuple[int, float]] = {}
+        """The offset of each pinned object, and the end of its pin."""
         self.version = 0
 
     def expected_readable(self) -> set[bytes]:
@@ -112,6 +117,8 @@ class TableMachine(RuleBasedStateMachine):
         expired = [lease for lease, (_, end) in self.reads.items() if end <= self.now]
         assert sorted(self.table.overdue_leases(self.now)) == sorted(set(expired) - self.overdue)
         self.overdue |= set(expired)
+        self.table.end_overdue_pins(self.now)
+        self.pinned = {key: pin for key, pin in self.pinned.items() if pin[1] > self.now}
 
     @rule(data=st.data())
     def overdue_readers_are_shut_out(self, data: st.DataObject) -> None:
@@ -153,6 +160,28 @@ class TableMachine(RuleBasedStateMachine):
         held = {key for key, there in zip(keys, self.table.exists(keys), strict=True) if there}
         assert self.table.remove(keys) == len(held)
         assert not any(self.table.exists(keys))
+        for key in keys:
+            self.pinned.pop(key, None)
+
+    @rule(keys=key_lists, seconds=st.sampled_from([1.0, 5.0, inf]))
+    def pin(self, keys: list[bytes], seconds: float) -> None:
+        here = [key for key in dict.fromkeys(keys) if key in self.table]
+        room = sum(-(-self.sizes[key] // 64) * 64 for key in self.pinned.keys() | set(here))
+        try:
+            assert self.table.pin(keys, self.now, self.now + seconds) == here
+        except ResourceExhausted:
+            assert room > CAPACITY // 2
+            return
+        assert room <= CAPACITY // 2
+        for key in here:
+            held = self.table.in_memory(key)
+            assert held is not None
+            self.pinned[key] = held.offset, self.now + seconds
+
+    @rule(keys=key_lists)
+    def unpin(self, keys: list[bytes]) -> None:
+        pinned = [key for key in dict.fromkeys(keys) if self.pinned.pop(key, None)]
+        assert self.table.unpin(keys, self.now) == pinned
 
     @rule()
     def listen(self) -> None:
@@ -167,10 +196,18 @@ class TableMachine(RuleBasedStateMachine):
                 assert self.memory[offset:end] == content
 
     @invariant()
+    def what_is_pinned_stays(self) -> None:
+        assert set(self.table.pinned) == set(self.pinned)
+        for key, (offset, _) in self.pinned.items():
+            held = self.table.in_memory(key)
+            assert held is not None
+            assert held.offset == offset
+
+    @invariant()
     def readable_objects_hold_one_put(self) -> None:
         assert set(self.table.keys()) <= set(self.sizes)
         for key in list(self.table.keys()):
-            assert self.table.size_of(key) == self.sizes[key]
+            assert self.table.entry(key) == (self.sizes[key], Tier.MEMORY)
 
     @invariant()
     def books_balance(self) -> None:
@@ -180,6 +217,12 @@ class TableMachine(RuleBasedStateMachine):
         assert self.table.reserved_objects == sum(len(objects) for objects, _, _ in self.puts.values())
         read = {start for ranges, _ in self.reads.values() for start, _, _ in ranges}
         assert self.table.leased_objects == len(read)
+        pinned = {offset for offset, _ in self.pinned.values()}
+        assert self.table.idle_objects == len(self.table) - len(pinned | (read & self.offsets()))
+
+    def offsets(self) -> set[int]:
+        """Returns the places of the readable objects."""
+        return {held.offset for held in self.table.snapshot()[0]}
 
     def teardown(self) -> None:
         for lease in list(self.reads):
@@ -188,6 +231,7 @@ class TableMachine(RuleBasedStateMachine):
             assert closing or self.table.close_put(put_id)
             self.table.end_put(put_id, commit=False, now_s=self.now)
         self.table.remove(KEYS)
+        assert self.table.pinned_bytes == 0
         assert self.table.used_bytes == 0
         check_table(self.table)
 
@@ -315,3 +359,42 @@ def test_limits() -> None:
     for size in (0, CAPACITY + 1):
         with pytest.raises(InvalidArgument, match="bytes here"):
             objects.put_start(KEYS[:1], size, 0.0, 1.0)
+
+
+def test_pinned_objects_make_no_room_until_they_are_unpinned() -> None:
+    objects = table()
+    store(objects, *KEYS[:4])
+    assert objects.pin(KEYS[:2], 0.0, inf) == KEYS[:2]
+    with pytest.raises(ResourceExhausted, match="256 bytes that are not pinned yet; 512 are, and at most 512 may be"):
+        objects.pin(KEYS[1:3], 0.0, inf)
+    _, slots = objects.put_start(KEYS[4:7], 256, 0.0, 1.0)
+    assert [slot.state for slot in slots] == [SlotState.RESERVED] * 2 + [SlotState.NO_SPACE]
+    assert "512 are leased or pinned (512 pinned), 512 being put" in objects.why_no_space("", 256)
+    assert objects.unpin(KEYS[:3], 0.0) == KEYS[:2]
+    assert objects.put_start(KEYS[6:7], 256, 0.0, 1.0)[0] > 0
+
+
+def test_the_end_of_a_pin_is_that_of_the_last_one() -> None:
+    objects = table()
+    store(objects, KEYS[0])
+    objects.pin(KEYS[:1], 0.0, inf)
+    assert objects.next_deadline_s() is None
+    objects.pin(KEYS[:1], 0.0, 5.0)
+    objects.pin(KEYS[:1], 1.0, 3.0)
+    assert objects.next_deadline_s() == 3.0
+    objects.end_overdue_pins(2.9)
+    assert list(objects.pinned) == KEYS[:1]
+    objects.end_overdue_pins(3.0)
+    assert not objects.pinned
+    assert objects.next_deadline_s() is None
+
+
+def test_a_demoted_object_that_is_pinned_stays() -> None:
+    objects = table()
+    store(objects, KEYS[0])
+    held = objects.demote(0.0)
+    assert held is not None
+    objects.pin(KEYS[:1], 0.0, inf)
+    objects.demoted(held)
+    assert objects.exists(KEYS[:1]) == [True]
+    check_table(objects)

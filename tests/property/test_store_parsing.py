@@ -14,7 +14,16 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.core.errors import InvalidArgument
 from pinyon.messages.checks import keys_from_proto
 from pinyon.messages.segment import segment_from_proto, segment_to_proto
-from pinyon.store.records import MAX_OBJECT_BYTES, Life, NodeRecord, parse_life, parse_node, parse_replica
+from pinyon.store.records import (
+    ENTRY_BYTES,
+    MAX_OBJECT_BYTES,
+    NodeRecord,
+    Tier,
+    entry_of,
+    is_node_id,
+    parse_entry,
+    parse_node,
+)
 from pinyon.transfer import RegionDescriptor, SegmentDescriptor
 
 BOOT = "0123456789abcdef" * 2
@@ -29,15 +38,18 @@ json_values = st.recursive(
 )
 
 
-@given(node_ids, boots)
-def test_lives_round_trip(node_id: str, boot: str) -> None:
-    assert parse_life(str(Life(node_id, boot)).encode()) == Life(node_id, boot)
+@given(st.integers(1, MAX_OBJECT_BYTES), st.sampled_from(Tier), st.text(max_size=8))
+def test_entries_round_trip(size: int, tier: Tier, tenant: str) -> None:
+    entry = entry_of(size, tier, tenant)
+    assert parse_entry(entry[:ENTRY_BYTES]) == (size, tier)
+    assert entry[ENTRY_BYTES:].decode() == tenant
 
 
-@given(st.binary(max_size=120) | st.text(max_size=120).map(str.encode))
-def test_any_bytes_as_a_life(raw: bytes) -> None:
-    life = parse_life(raw)
-    assert life is None or str(life).encode() == raw
+@given(node_ids)
+def test_node_ids_are_recognised(node_id: str) -> None:
+    assert is_node_id(node_id.encode())
+    assert not is_node_id(node_id.encode() + b"{")
+    assert not is_node_id(b"\xff" + node_id.encode())
 
 
 @given(
@@ -75,30 +87,17 @@ def test_a_record_is_checked_before_it_is_written(change: dict[str, object], fie
     assert caught.value.field == field
 
 
-@given(st.binary(max_size=80), st.binary(max_size=30))
-def test_any_bytes_as_a_replica(field: bytes, value: bytes) -> None:
-    assert parse_replica(field, value) is None or parse_life(field)
+@given(st.binary(max_size=30) | st.from_regex(rb"[mdx][0-9a-f]{11}", fullmatch=True))
+def test_any_bytes_as_an_entry(entry: bytes) -> None:
+    parsed = parse_entry(entry)
+    assert parsed is None or entry_of(*parsed) == entry
 
 
-@pytest.mark.parametrize(
-    ("value", "size"),
-    [
-        (b"1", 1),
-        (b"32768", 32768),
-        (str(MAX_OBJECT_BYTES).encode(), MAX_OBJECT_BYTES),
-        (str(MAX_OBJECT_BYTES + 1).encode(), None),
-        (b"9" * 5000, None),
-        (b"0", None),
-        (b"-1", None),
-        (b" 1", None),
-        (b"1e3", None),
-        (b"", None),
-        ("٣".encode(), None),
-    ],
-)
-def test_sizes(value: bytes, size: int | None) -> None:
-    parsed = parse_replica(f"kv-0/{BOOT}".encode(), value)
-    assert parsed == (None if size is None else (Life("kv-0", BOOT), size))
+@pytest.mark.parametrize("size", [0, -1, MAX_OBJECT_BYTES + 1])
+def test_no_entry_has_an_impossible_size(size: int) -> None:
+    with pytest.raises(ValueError, match="no object"):
+        entry_of(size)
+    assert parse_entry(f"m{size:011x}".encode()) is None
 
 
 @given(st.binary(max_size=200))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pinyon.store.records import NodeRecord
 from pinyon.store.runs import RUN_TOKENS, Runs, choose_nodes
 
 TRACES = Path(os.environ.get("PINYON_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
@@ -51,6 +52,7 @@ def replay(prompts: list[list[bytes]], weights: dict[str, float], run_tokens: in
     With ``reuse`` a prompt offers only what the store lacks, else it offers all of its blocks as computed."""
     at: dict[bytes, str] = {}
     spread = Spread(dict.fromkeys(weights, 0), [], [])
+    records = {each: NodeRecord(each, "0" * 32, "a:1", int(weight)) for each, weight in weights.items()}
     for keys in prompts:
         hits = next((index for index, key in enumerate(keys) if key not in at), len(keys))
         nodes = [at[key] for key in keys[:hits]]
@@ -60,7 +62,7 @@ def replay(prompts: list[list[bytes]], weights: dict[str, float], run_tokens: in
         runs = Runs(BLOCK_TOKENS, run_tokens)
         offered = [(key, runs.next()) for key in keys[hits if reuse else 0 :]]
         missing = [(key, run) for key, run in offered if key not in at]
-        chosen = choose_nodes(missing, weights, 1)
+        chosen = choose_nodes(missing, records, 1, 1)
         for key, run in missing:
             at[key] = chosen[run][0]
             spread.held[at[key]] += 1

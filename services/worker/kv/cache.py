@@ -246,6 +246,14 @@ class KvCache:
         self._arm()
         return lease_id, held, opened
 
+    def renew_lease(self, lease_id: int, lease_s: float) -> bool:
+        """Moves the end of a lease to ``lease_s`` seconds from now. Returns False if it is over."""
+        if not self._keys.renew(lease_id, lease_s):
+            return False
+        renewed = self._reservations.renew_lease(lease_id, self.clock(), lease_s)
+        self._arm()
+        return renewed
+
     def end_lease(self, lease_id: int) -> bool:
         """Ends a lease; returns whether it was there. Its blocks may be used again when nothing reads them any more."""
         return self._keys.end(lease_id, lambda: self._over(lease_id))

@@ -7,7 +7,7 @@ it for one block, with little time, before it is trusted with more."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
@@ -153,6 +153,11 @@ class Fetcher:
         self.failures = 0
         """Spans of which not everything arrived."""
 
+    @property
+    def corrupt(self) -> int:
+        """The number of blocks that arrived with other bytes than were put."""
+        return self._source.corrupt
+
     def failed_sources(self) -> list[str]:
         """Returns the addresses of sources that are avoided now: those that failed last, if they are many."""
         return self._avoidance.avoided(self._clock())[-REPORTED_SOURCES_MAX:]
@@ -162,21 +167,42 @@ class Fetcher:
 
         The order's spans name the sources; if none are planned, the store is asked. The conductor knows only a sample
         of the blocks (:mod:`pinyon.core.key_sample`), so it is not sure where the source of the next span takes over.
-        So the source of a span is asked for the first blocks of the next one, too. Raises only the error of
-        ``wanted.abort``; nothing is under way then."""
+        So the source of a span is asked for the first blocks of the next one, too. What did not come is asked for once
+        more, from other copies in the store. Raises only the error of ``wanted.abort``; nothing is under way then."""
         order, keys = wanted.order, wanted.keys
         failures, fetched = self.failures, Fetched(self._clock())
-        spans = order.fetches
-        if order.ask_store and self._store is not None:
-            # It has the time of a fetch; Redis is given up sooner.
-            looking = asyncio.ensure_future(
-                find_spans(self._store, keys[first:], self._layout.block_bytes, self._timeout_s, first)
-            )
-            try:
-                spans = await wanted.abort.wait(looking)
-            finally:
-                looking.cancel()
+        spans: Sequence[FetchSpan] = order.fetches
+        if order.ask_store:
+            spans = await self._look(wanted, first, len(keys), ())
         whole_s = self._whole_s(spans, first, len(keys))
+        end = min(len(keys), max((span.end for span in spans), default=0))
+        await self._fetch(wanted, spans, first, fetched, whole_s)
+        at = first + fetched.blocks
+        if at < end and fetched.layered is None and self._clock() - fetched.start_s < whole_s:
+            others = await self._look(wanted, at, end, {span.address for span in spans})
+            await self._fetch(wanted, others, first, fetched, whole_s)
+        if failures == self.failures:  # after a failure, the time says nothing about the bytes
+            fetched.bytes = fetched.blocks * self._layout.block_bytes
+        fetched.begun_s = self._clock()
+        return fetched
+
+    async def _look(self, wanted: WantedBlocks, at: int, end: int, without: Collection[str]) -> Sequence[FetchSpan]:
+        """Asks the store for copies of blocks ``[at, end)``, none of them at the addresses ``without``."""
+        if self._store is None:
+            return ()
+        # It has the time of a fetch; Redis is given up sooner.
+        size, timeout_s = self._layout.block_bytes, self._timeout_s
+        looking = asyncio.ensure_future(find_spans(self._store, wanted.keys[at:end], size, timeout_s, at, without))
+        try:
+            return await wanted.abort.wait(looking)
+        finally:
+            looking.cancel()
+
+    async def _fetch(
+        self, wanted: WantedBlocks, spans: Sequence[FetchSpan], first: int, fetched: Fetched, whole_s: float
+    ) -> None:
+        """Reads the spans in turn, up to the first one of which something is missing."""
+        keys = wanted.keys
         for span, after in zip_longest(spans, spans[1:]):
             at, end = first + fetched.blocks, min(span.end, len(keys))
             if at >= end or self._avoidance.avoids(span.address, self._clock()) or span.address in self._tried:
@@ -206,10 +232,6 @@ class Fetcher:
                 self.failures += 1
                 break
             read.nbytes = read.blocks * self._layout.block_bytes
-        if failures == self.failures:  # after a failure, the time says nothing about the bytes
-            fetched.bytes = fetched.blocks * self._layout.block_bytes
-        fetched.begun_s = self._clock()
-        return fetched
 
     def _whole_s(self, spans: Sequence[FetchSpan], first: int, end: int) -> float:
         """Returns the time for all spans: a failing source is found out soon, and a long prefix has time enough."""

@@ -28,7 +28,7 @@ class CachedBlockServicer:
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: Any) -> kvstore_pb2.AcquireResponse:
         keys = keys_from_proto(request.keys, MAX_KEYS)
         request_class = class_from_proto(request.request_class)
-        lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._limits.lease_s, self._limits.max_lease_s)
+        lease_s = self._lease_s(request.lease_ms)
         with self._telemetry.span("acquire", request.traceparent, request_id=request.request_id) as span:
             span.classify(request_class)
             lease_id, held, opened = self._cache.lease(
@@ -53,6 +53,14 @@ class CachedBlockServicer:
             reply.segment.CopyFrom(self._host)
             reply.segment.regions.append(region_to_proto(opened))
         return reply
+
+    def _lease_s(self, asked_ms: int) -> float:
+        return min(asked_ms / 1000 if asked_ms else self._limits.lease_s, self._limits.max_lease_s)
+
+    async def Renew(self, request: kvstore_pb2.RenewRequest, context: Any) -> kvstore_pb2.RenewResponse:
+        lease_s = self._lease_s(request.lease_ms)
+        renewed = self._cache.renew_lease(request.lease_id, lease_s)
+        return kvstore_pb2.RenewResponse(lease_ms=int(1000 * lease_s) if renewed else 0)
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
         return kvstore_pb2.ReleaseResponse(released=self._cache.end_lease(request.lease_id))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pinyon.api.conductor.v1 import conductor_pb2, conductor_pb2_grpc
 from pinyon.api.lb.v1 import lb_pb2, lb_pb2_grpc
-from pinyon.cli import admin, certs, explain, journal, regions, top, topology, transfer_commands
+from pinyon.cli import admin, certs, explain, journal, kv, regions, top, topology, transfer_commands
 from pinyon.cli.called import called_as, has_dev
 from pinyon.cli.channel import add_api_key, add_conductor, add_timeout, add_tls_dir, authorization, open_channel
 from pinyon.cli.failures import printable
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add_tls_dir(send)
     send.set_defaults(run=generate)
 
-    for command in (admin, certs, explain, journal, regions, top, topology, transfer_commands):
+    for command in (admin, certs, explain, journal, kv, regions, top, topology, transfer_commands):
         command.add_command(commands)
     # Researchers' commands: the library knows only that they may be installed.
     if lab:

@@ -26,7 +26,18 @@ HEADROOM_SHARE = 100
 INSTANCE_INPUTS = {
     "admission": ("enqueue", "withdraw", "admit", "grow", "end", "observe", "switch"),
     "eviction": ("switch", "adopt"),
-    "reservations": ("extend", "publish", "hold", "release", "lease", "end_lease", "overdue", "take_swaps", "swapped"),
+    "reservations": (
+        "extend",
+        "publish",
+        "hold",
+        "release",
+        "lease",
+        "renew_lease",
+        "end_lease",
+        "overdue",
+        "take_swaps",
+        "swapped",
+    ),
     "prompts": ("add", "start", "waits_for_room", "has_room", "reserved", "held_back", "published", "advanced", "end"),
     "steps": (
         "add_prefill",

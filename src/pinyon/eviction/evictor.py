@@ -174,6 +174,10 @@ class Evictor(Generic[Key]):
 
     # -- what goes
 
+    def peek(self, now_s: float) -> tuple[float, Key] | None:
+        """Returns the next victim's worth and the victim; None if the policy lets no key go."""
+        return self._policy.peek(now_s)
+
     def victims(self, count: int, now_s: float) -> list[Key]:
         self._now_s = now_s
         gone = self._policy.victims(count, now_s)

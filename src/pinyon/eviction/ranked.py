@@ -35,6 +35,11 @@ class Ranked(Generic[Key]):
         """Removes a key, and returns whether it was present."""
         return self._entries.pop(key, None) is not None
 
+    def rank(self, key: Key) -> Rank | None:
+        """Returns a key's rank; None if it is not present."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[:-1]
+
     def first(self) -> tuple[Rank, Key] | None:
         """Returns the least rank and its key."""
         heap, entries = self._heap, self._entries

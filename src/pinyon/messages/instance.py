@@ -35,7 +35,7 @@ _RANGES = (
 )
 _INFO = (
     *("instance_id", "boot_id", "address", "model", "model_fingerprint", "capacity_blocks", "max_batch"),
-    *("max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself"),
+    *("max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself", "zone"),
 )
 _LOAD = (
     *("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms"),
@@ -73,6 +73,7 @@ def info_from_proto(message: conductor_pb2.InstanceInfo) -> InstanceInfo:
         check_id(said[name], f"registration.{name}")
     check_text(message.key_secret_id, "registration.key_secret_id")
     check_text(message.server_url, "registration.server_url", ADDRESS_CHARS_MAX)
+    check_text(message.zone, "registration.zone")
     return InstanceInfo(role=role, layout=layout, **said)
 
 

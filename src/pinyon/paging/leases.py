@@ -39,6 +39,18 @@ class LeaseTable(Generic[T]):
         self._deadlines.put(lease_id, (now_s + duration_s,))
         return lease_id
 
+    def items(self, lease_id: int) -> list[T] | None:
+        """Returns what a lease is on, or None if it has ended."""
+        return self._leases.get(lease_id)
+
+    def renew(self, lease_id: int, now_s: float, duration_s: float) -> bool:
+        """Moves a lease's end to ``now_s + duration_s``. Returns False if it has ended or is overdue."""
+        end = self._deadlines.rank(lease_id)
+        if end is None or end[0] <= now_s:
+            return False
+        self._deadlines.put(lease_id, (now_s + duration_s,))
+        return True
+
     def release(self, lease_id: int) -> list[T] | None:
         """Ends a lease; returns its items, whose references the caller gives back, or None if it had ended before."""
         self._deadlines.take(lease_id)

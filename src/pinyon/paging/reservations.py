@@ -147,6 +147,10 @@ class Reservations:
             self._pool.release(blocks, now_s=now_s)
             raise
 
+    def renew_lease(self, lease_id: int, now_s: float, lease_s: float) -> bool:
+        """Moves the end of a lease to ``lease_s`` seconds from now. Returns False if it is over."""
+        return self._leases.renew(lease_id, now_s, lease_s)
+
     def end_lease(self, lease_id: int, now_s: float) -> bool:
         """Ends a lease and releases its blocks; returns False if it had ended before."""
         blocks = self._leases.release(lease_id)

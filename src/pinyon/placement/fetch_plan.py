@@ -10,6 +10,9 @@ from pinyon.placement.instances import InstanceState
 from pinyon.placement.policy import Fetch, Pool
 from pinyon.placement.prefix_match import PrefixMatch
 
+STORE_LEAD_BLOCKS = 256
+"""The blocks being read at store nodes, beyond those at a worker, from which on workers are read from as well."""
+
 
 class FetchPlanner:
     """The choice of sources for one placement. What most readers have in common, as they hold nothing of the prompt, is
@@ -28,9 +31,9 @@ class FetchPlanner:
         pool.asked_by(reader) & ~reader.bit)``.
 
         From each position the source that goes furthest is taken, which gives the fewest spans. Among equals a store
-        node is preferred (it runs no requests), then one on the reader's own host (nothing goes over the network). Next
-        come the one with the fewest blocks being read, and the next one after the reader. So readers of a hot prefix
-        spread over its replicas on store nodes, or else over its peers."""
+        node is preferred (it runs no requests) unless it is read much more than a worker. Then comes one on the
+        reader's own host (nothing goes over the network), then the one with the fewest blocks being read, and the next
+        one after the reader. So readers of a hot prefix spread over its replicas on store nodes, and over its peers."""
         spans = self._spans(reader, first_block, end_block)
         return tuple(Fetch(span.source_for(reader), span.first, span.end - span.first) for span in spans)
 
@@ -66,7 +69,7 @@ class _Span:
         self._by_host: dict[str, list[InstanceState]] = {}
         if len(holders) == 1:  # nothing is to be chosen
             return
-        best = [each for each in holders if each.info.role is Role.STORE] or holders
+        best = _preferred(holders)
         for each in best:
             self._by_host.setdefault(each.host, []).append(each)
         self.least, self._rows = _least_read(best)
@@ -76,6 +79,16 @@ class _Span:
         near = self._by_host.get(reader.host) if reader.host else None
         least, rows = (self.least, self._rows) if near is None else _least_read(near)
         return least[bisect_left(rows, reader.row) % len(least)]
+
+
+def _preferred(holders: list[InstanceState]) -> list[InstanceState]:
+    """Returns the store nodes among the holders, or all holders if there are none or these are read much more."""
+    stores = [each for each in holders if each.info.role is Role.STORE]
+    if not stores or len(stores) == len(holders):
+        return holders
+    least = min(each.inflight_reads for each in stores)
+    spared = any(each.inflight_reads + STORE_LEAD_BLOCKS < least for each in holders)
+    return holders if spared else stores
 
 
 def _least_read(holders: list[InstanceState]) -> tuple[list[InstanceState], list[int]]:

@@ -48,6 +48,8 @@ class InstanceInfo:
     """The base URL of its OpenAI-compatible server; empty for instances that load balancers reach at ``address``."""
     keeps_to_itself: bool = False
     """True if it neither fetches KV nor lends it."""
+    zone: str = ""
+    """The place where a store node is; empty: not said."""
 
     @property
     def group(self) -> KvGroup:

@@ -24,7 +24,7 @@ MEMBERS = frozenset(ROLES)
 ANYBODY: frozenset[str] = frozenset(("",))
 """All callers, even without a certificate: the method checks its callers itself, or reveals nothing."""
 
-BLOCK_READ_CALLERS: Callers = {"Acquire": frozenset((WORKER,)), "Release": frozenset((WORKER,))}
+BLOCK_READ_CALLERS: Callers = {each: frozenset((WORKER,)) for each in ("Acquire", "Renew", "Release")}
 """The callers of ``BlockReadService``, which both workers and store nodes serve."""
 
 LOG_EVERY_S = 10.0

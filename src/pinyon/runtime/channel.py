@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from pinyon.runtime.http2.calls import Http2Calls
 from pinyon.runtime.http2.client import Http2Call
 
 if TYPE_CHECKING:
@@ -92,11 +93,6 @@ class Channels:
     def __init__(self, tls: Tls | None = None) -> None:
         self._tls = tls
 
-    @property
-    def generation(self) -> int:
-        """A number that changes when the files are renewed; channels opened before keep using the old files."""
-        return 0 if self._tls is None else self._tls.generation
-
     def open(self, address: str, name: str) -> grpc.aio.Channel:
         """Returns a channel to the peer whose certificate has ``name`` (:mod:`pinyon.runtime.identity`).
 
@@ -108,6 +104,11 @@ class Channels:
     def sessions_to(self, name: str) -> OpenSession:
         """Returns a function that dials the peer of that name for one stream."""
         return functools.partial(self._dial, name)
+
+    def calls_to(self, address: str, name: str) -> Http2Calls:
+        """Returns the way to make unary calls to the peer of that name; the caller closes it."""
+        tls = self._tls
+        return Http2Calls(address, None if tls is None else lambda: tls.session_client_context, name)
 
     def _dial(self, name: str, address: str, path: str, encode: Encode, decode: Decode) -> Http2Call:
         tls = None if self._tls is None else self._tls.session_client_context

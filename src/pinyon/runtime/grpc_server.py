@@ -112,7 +112,7 @@ class GrpcServer:
         programs without certificates, which reach the methods that are for anybody.
 
         ``message_s`` limits the wait for a call's message. The interceptors ``outermost`` see every call and how it
-        ended. ``sessions`` is for services whose calls are mostly long streams of other services: the event loop serves
+        ended. ``sessions`` is for services that other services call often or by long streams: the event loop serves
         all calls (:mod:`pinyon.runtime.http2`). Otherwise grpcio does, which notices a silent peer as ``keepalive``
         says. Clients' programs need grpcio, so ``sessions`` excludes ``admin_listen``."""
         self._listen = listen

@@ -24,6 +24,8 @@ from pinyon.runtime.security import NO_SECURITY, Security
 Figure = tuple[str, str, Callable[[], float]]
 """A figure: its name after the service's, its text, and the function that reads it."""
 
+LabelledFigure = tuple[str, str, str, Callable[[], Mapping[str, float]]]
+
 
 def new_registry() -> CollectorRegistry:
     """Returns a registry with the process's own figures (CPU, memory, open files) and the version that runs."""
@@ -46,22 +48,24 @@ class Figures(Collector):
         prefix: str,
         gauges: Iterable[Figure] = (),
         counters: Iterable[Figure] = (),
-        labelled: Iterable[tuple[str, str, str, Callable[[], Mapping[str, float]]]] = (),
+        labelled: Iterable[LabelledFigure] = (),
+        labelled_gauges: Iterable[LabelledFigure] = (),
     ) -> None:
-        """Takes the ``prefix`` of their names; the third item of a ``labelled`` counter is the label's name."""
+        """Takes the ``prefix`` of their names; the third item of a ``labelled`` figure is the label's name."""
         self._prefix = prefix
         self._plain = ((GaugeMetricFamily, list(gauges)), (CounterMetricFamily, list(counters)))
-        self._labelled = list(labelled)
+        self._labelled = ((CounterMetricFamily, list(labelled)), (GaugeMetricFamily, list(labelled_gauges)))
 
     def collect(self) -> Iterator[Metric]:
         for family, figures in self._plain:
             for name, text, read in figures:
                 yield family(f"{self._prefix}_{name}", text, value=read())
-        for name, text, label, read_all in self._labelled:
-            counter = CounterMetricFamily(f"{self._prefix}_{name}", text, labels=(label,))
-            for value, count in read_all().items():
-                counter.add_metric((value,), count)
-            yield counter
+        for labelled, many in self._labelled:
+            for name, text, label, read_all in many:
+                values = labelled(f"{self._prefix}_{name}", text, labels=(label,))
+                for value, count in read_all().items():
+                    values.add_metric((value,), count)
+                yield values
 
 
 def show_policies(registry: CollectorRegistry, service: str, **chosen: str) -> Callable[[str, str], None]:

@@ -7,7 +7,7 @@ and the instance reports everything again; the rest of the instance does not not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -65,11 +65,19 @@ class ReportSession:
     ``GAP_S``: changes in between travel together."""
 
     def __init__(
-        self, address: str, info: InstanceInfo, source: ReportSource, *, connect: OpenSession = open_session
+        self,
+        address: str,
+        info: InstanceInfo,
+        source: ReportSource,
+        *,
+        connect: OpenSession = open_session,
+        on_copies: Callable[[conductor_pb2.CopyOrder], None] = lambda _: None,
     ) -> None:
+        """Takes what is called with the conductor's orders of copies."""
         self._address = address
         self._info = info
         self._source = source
+        self._on_copies = on_copies
         self._period_s = PERIOD_S
         self._seq = 0
         self._wake = asyncio.Event()
@@ -118,6 +126,8 @@ class ReportSession:
         if reply.resync or finer:
             self._resync = True
             self._wake.set()
+        if reply.HasField("copies"):
+            self._on_copies(reply.copies)
 
     async def _reports(self) -> AsyncGenerator[Report, None]:
         """Yields all messages of one stream, the farewell last."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -17,6 +16,7 @@ from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, PinyonError
 from pinyon.runtime.files import read_file
 from pinyon.runtime.identity import ANY
+from pinyon.runtime.redis_url import parse_redis_url
 
 FILE_BYTES_MAX = 4 << 20
 """The limit of a JSON file that a setting names."""
@@ -213,10 +213,13 @@ class ServiceSettings(BaseModel):
 
 def plain_redis(settings: ServiceSettings, url: str) -> list[str]:
     """Returns a warning if a process that has TLS would speak without it to a Redis elsewhere; else an empty list."""
-    parts = urlsplit(url)
-    if not settings.has_tls or parts.scheme != "redis" or is_loopback(parts.hostname or "localhost"):
+    if not url or not settings.has_tls:
         return []
-    return [f"--redis-url {parts.scheme}://{parts.hostname} is without TLS: rediss:// has it"]
+    parsed = parse_redis_url(url)
+    elsewhere = [host for host, _ in parsed.hosts if not is_loopback(host)]
+    if parsed.tls or not elsewhere:
+        return []
+    return [f"--redis-url {url.partition('://')[0]}://{elsewhere[0]} is without TLS: rediss:// has it"]
 
 
 def read_json(path: str, field: str, parse: Callable[[Any], T], nothing: T) -> T:

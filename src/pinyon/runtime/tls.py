@@ -72,8 +72,6 @@ class Tls:
         """Reads the files; ``clock`` returns Unix time. Raises :class:`InvalidArgument` as :func:`read_material`."""
         self.certificate, self.key, self.ca = certificate, key, ca
         self._clock = clock
-        self.generation = 0
-        """A number that rises with each renewal, so that things made from older files can be told from new ones."""
         self._use(read_material(certificate, key, ca, clock()))
 
     def _use(self, material: Material) -> None:
@@ -135,7 +133,6 @@ class Tls:
                 f"{self.certificate} is that of {material.identity}; this is {self.material.identity}", field="tls_cert"
             )
         self._use(material)
-        self.generation += 1
 
 
 def _client_context(material: Material, certificate: Path, key: Path) -> ssl.SSLContext:

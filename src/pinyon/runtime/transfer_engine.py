@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,8 +13,9 @@ from prometheus_client.registry import Collector
 
 from pinyon.core.address import is_loopback, parse_address
 from pinyon.core.errors import InvalidArgument, Unavailable
+from pinyon.core.request import check_geography
 from pinyon.runtime.security import NO_SECURITY, Security
-from pinyon.runtime.settings import Address, ServiceSettings, setting
+from pinyon.runtime.settings import Address, ServiceSettings, checked, setting
 from pinyon.transfer import (
     LATENCY_BUCKETS_S,
     InvalidTransfer,
@@ -34,7 +36,8 @@ class TransferSettings(ServiceSettings):
 
     everyday: ClassVar[dict[str, str]] = {"transfer of KV": "transfer_listen transfer_nics"}
     further: ClassVar[dict[str, str]] = {
-        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_checksum transfer_spin_us"
+        "transfer of KV": "transfer_transports transfer_topology transfer_allow_shm transfer_checksum transfer_spin_us "
+        "zone"
     }
 
     transfer_listen: Address = setting("127.0.0.1:0", "host:port of the transfer engine; port 0 takes a free one")
@@ -49,6 +52,9 @@ class TransferSettings(ServiceSettings):
     transfer_topology: str = setting("", "which NIC is near which memory: JSON, or a file with it; empty: discovered")
     transfer_allow_shm: bool = setting(
         False, "with TLS, also use shared memory on one host: a process that may copy from another can read all of it"
+    )
+    zone: Annotated[str, checked(partial(check_geography, field="zone"))] = setting(
+        "", "name of this place, such as a rack; of several copies of KV, those of the own zone are read first"
     )
     transfer_checksum: Literal["on", "off"] = setting("on", "whether tcp payloads have checksums")
     transfer_spin_us: int = setting(

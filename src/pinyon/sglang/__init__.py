@@ -26,9 +26,8 @@ from pinyon.runtime.transfer_engine import start_transfer_engine
 from pinyon.runtime.watch import FileWatch
 from pinyon.sglang.pages import layout_id, model_fingerprint, register_pool
 from pinyon.sglang.settings import load_sglang_settings
-from pinyon.store.client import StoreClient
+from pinyon.store.connect import store_client
 from pinyon.store.kv_memory import Pieces
-from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader, ReadTerms
 from pinyon.store.sync_store import SyncStore
@@ -78,13 +77,14 @@ class PinyonHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ther
 
     async def _open(self) -> SyncStore:
         settings, security, channels = self._settings, self._security, NodeChannels(self._security.channels)
-        client = StoreClient(self._transfer, StoreMetadata(settings.redis_url, tls=security.tls), channels)
+        client = store_client(settings.redis_url, settings, self._transfer, channels, security.tls)
         reader = BlockReader(self._transfer, channels)
         self._parts += [client, reader, channels]
         if settings.metrics_listen:
             registry = new_registry()
             figure = ("pages", "Pages by what came of them", "outcome", self.counts.copy)
-            registry.register(Figures("pinyon_sglang", labelled=[figure]))
+            corrupt = ("corrupt_pages", "Pages that arrived with other bytes than were put", lambda: reader.corrupt)
+            registry.register(Figures("pinyon_sglang", counters=[corrupt], labelled=[figure]))
             self._parts.append(MetricsServer(settings.metrics_listen, registry, security))
             _log.info("metrics at http://%s/metrics", self._parts[-1].address)
         return SyncStore(self._thread, client, reader)

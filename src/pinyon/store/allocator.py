@@ -5,8 +5,6 @@ It comes with an account of idle objects, which nobody reads, and of the room th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable
 
 NO_RUN_S = 1.0
 """The seconds for which it is assumed that no neighbouring idle objects make room for an object of some size."""
@@ -29,8 +27,8 @@ class OffsetAllocator:
         self.used_bytes = 0
         """The bytes taken, including the rounding up to the alignment."""
         self._taken: dict[int, int] = {}  # offset → size
-        self._hole_at: dict[int, int] = {}  # offset → size
-        self._hole_before: dict[int, int] = {}  # end → offset
+        self.hole_at: dict[int, int] = {}  # offset → size
+        self.hole_before: dict[int, int] = {}  # end → offset
         self._holes: dict[int, dict[int, None]] = {}  # size → offsets
         self._sizes: list[int] = []  # the keys of _holes, sorted
         self._add_hole(0, self.capacity_bytes)
@@ -66,46 +64,17 @@ class OffsetAllocator:
         if size is None:
             raise ValueError(f"nothing was allocated at {offset}")
         self.used_bytes -= size
-        before = self._hole_before.get(offset)
+        before = self.hole_before.get(offset)
         if before is not None:
             size += self._drop_hole(before)
             offset = before
-        if offset + size in self._hole_at:
+        if offset + size in self.hole_at:
             size += self._drop_hole(offset + size)
         self._add_hole(offset, size)
 
-    def fewest_to_free(self, size_bytes: int, may_go: Iterable[int]) -> list[int] | None:
-        """Returns which of the ranges at these offsets to free so that ``size_bytes`` fit: the fewest bytes, in order.
-
-        Neighbouring holes count as room. Returns None if no run of holes and such ranges is long enough. O(n log n)."""
-        needed = self.rounded(size_bytes)
-        places = sorted(
-            [*((at, size, False) for at, size in self._hole_at.items())]
-            + [(at, self._taken[at], True) for at in may_go]
-        )
-        best: list[int] | None = None
-        least = 0
-        run: deque[tuple[int, int, bool]] = deque()
-        room = given = end = 0
-        for at, size, taken in places:
-            if at != end:
-                run.clear()
-                room = given = 0
-            end = at + size
-            run.append((at, size, taken))
-            room += size
-            given += size if taken else 0
-            while room - run[0][1] >= needed:
-                _, first, was_taken = run.popleft()
-                room -= first
-                given -= first if was_taken else 0
-            if room >= needed and (best is None or given < least):
-                best, least = [each for each, _, was_taken in run if was_taken], given
-        return best
-
     def _add_hole(self, offset: int, size: int) -> None:
-        self._hole_at[offset] = size
-        self._hole_before[offset + size] = offset
+        self.hole_at[offset] = size
+        self.hole_before[offset + size] = offset
         offsets = self._holes.get(size)
         if offsets is None:
             self._holes[size] = {offset: None}
@@ -114,8 +83,8 @@ class OffsetAllocator:
             offsets[offset] = None
 
     def _drop_hole(self, offset: int) -> int:
-        size = self._hole_at.pop(offset)
-        del self._hole_before[offset + size]
+        size = self.hole_at.pop(offset)
+        del self.hole_before[offset + size]
         offsets = self._holes[size]
         del offsets[offset]
         if not offsets:
@@ -125,38 +94,75 @@ class OffsetAllocator:
 
 
 class IdleRoom:
-    """The sizes of the idle objects. The caller reports each object that becomes idle or ceases to be."""
+    """The idle objects, in the order in which they became idle. The caller reports each that does or ceases to be.
+
+    Calls cost O(1), if they do not say otherwise."""
 
     def __init__(self, allocator: OffsetAllocator) -> None:
         self._allocator = allocator
+        self._at: dict[int, tuple[bytes, int]] = {}  # offset → key, end
+        self._before: dict[int, int] = {}  # end → offset
         self._sizes: dict[int, int] = {}  # size with its rounding → objects
         self._no_run = (float("-inf"), 0)
+        self.all_bytes = 0
+        """The bytes of all idle objects, with their rounding."""
 
-    def count(self, size_bytes: int, change: int) -> None:
-        """Counts an object of this size that became idle (``change`` 1) or is no longer idle (-1)."""
+    def add(self, key: bytes, offset: int, size_bytes: int) -> None:
+        """Takes note of an object that became idle."""
         size = self._allocator.rounded(size_bytes)
-        count = self._sizes.get(size, 0) + change
-        if count:
-            self._sizes[size] = count
-        else:
+        self._at[offset] = key, offset + size
+        self._before[offset + size] = offset
+        self._sizes[size] = self._sizes.get(size, 0) + 1
+        self.all_bytes += size
+
+    def take(self, offset: int) -> None:
+        """Takes note of an object that is no longer idle."""
+        _, end = self._at.pop(offset)
+        del self._before[end]
+        size = end - offset
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
             del self._sizes[size]
+        self.all_bytes -= size
 
     @property
     def largest_bytes(self) -> int:
         """The size of the largest idle object, with its rounding."""
         return max(self._sizes, default=0)
 
-    def side_by_side(self, object_bytes: int, now_s: float, every: Iterable[tuple[int, bytes]]) -> list[bytes]:
-        """Returns the keys of neighbouring objects that make room together, with as few bytes as possible; or none.
+    def run(self, offset: int, needed: int) -> tuple[list[bytes], int]:
+        """Returns the keys of an idle object and of neighbours that make room with it, and the bytes of that room.
 
-        ``every``: offset and key of each idle object, read only if needed. If none make room, that is believed for
-        ``NO_RUN_S``, so that repeated requests do not repeat the search."""
-        looked_s, refused_bytes = self._no_run
-        if now_s < looked_s + NO_RUN_S and object_bytes >= refused_bytes:
+        Holes count as room, and it ends as soon as it is large enough. O(keys)."""
+        holes, at, end, keys = self._allocator, offset, offset, []
+        while end - at < needed and (end in self._at or end in holes.hole_at):
+            if end in self._at:
+                key, end = self._at[end]
+                keys.append(key)
+            else:
+                end += holes.hole_at[end]
+        while end - at < needed and (at in self._before or at in holes.hole_before):
+            if at in self._before:
+                at = self._before[at]
+                keys.append(self._at[at][0])
+            else:
+                at = holes.hole_before[at]
+        return keys, end - at
+
+    def any_run(self, needed: int, now_s: float, *, believe: bool = True) -> list[bytes]:
+        """Returns the keys of neighbours that make room together, rather of objects that have long been idle; or none.
+
+        O(objects) at worst. If there are none, that is believed for ``NO_RUN_S`` (unless the caller does not), so that
+        repeated requests do not repeat the search."""
+        looked_s, refused = self._no_run
+        if believe and now_s < looked_s + NO_RUN_S and needed >= refused:
             return []
-        idle = dict(every)
-        found = self._allocator.fewest_to_free(object_bytes, idle)
-        if found is None:
-            self._no_run = (now_s, object_bytes)
-            return []
-        return [idle[offset] for offset in found]
+        seen: set[bytes] = set()
+        for offset, (key, _) in self._at.items():
+            if key not in seen:
+                keys, room = self.run(offset, needed)
+                if room >= needed:
+                    return keys
+                seen.update(keys)
+        self._no_run = now_s, needed
+        return []

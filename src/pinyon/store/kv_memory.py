@@ -35,10 +35,25 @@ class RemotePiece(NamedTuple):
         return self.offset + self.length
 
 
+def part_of(pieces: Sequence[RemotePiece], start: int, length: int) -> list[RemotePiece]:
+    """Returns ``length`` bytes of an object that lies in these pieces, from byte ``start`` of it on."""
+    found: list[RemotePiece] = []
+    for piece in pieces:
+        skipped = min(start, piece.length)
+        step = min(piece.length - skipped, length)
+        if step:
+            found.append(piece._replace(offset=piece.offset + skipped, length=step))
+        start, length = start - skipped, length - step
+    return found
+
+
 def side_by_side(here: Pieces, there: Sequence[RemotePiece]) -> Iterator[tuple[Piece, RemotePiece]]:
     """Yields both halves of an object's parts, cut so that each part is one range here and one range there.
 
     Both are of the same length in all."""
+    if len(here) == len(there) == 1:
+        yield here[0], there[0]
+        return
     others = iter(there)
     piece, done = next(others), 0
     for key, offset, length in here:

@@ -28,6 +28,9 @@ class LeaseKeys:
         """Counts the leases that have a key."""
         return len(self._grants)
 
+    def __contains__(self, lease_id: int) -> bool:
+        return lease_id in self._grants
+
     def give(self, lease_id: int, ranges: Iterable[tuple[int, int]], lease_s: float) -> RegionDescriptor:
         """Returns a key to ``(offset, length)`` ranges in bytes, for at most ``lease_s`` seconds.
 
@@ -35,6 +38,11 @@ class LeaseKeys:
         grant = self._engine.grant(self._region, ranges, Access.READ, lifetime_s=lease_s)
         self._grants[lease_id] = grant
         return grant.descriptor()
+
+    def renew(self, lease_id: int, lease_s: float) -> bool:
+        """Lets the lease's key open its ranges for ``lease_s`` seconds from now. Returns False if it is over."""
+        grant = self._grants.get(lease_id)
+        return grant is not None and self._engine.extend(grant, lease_s)
 
     def end(self, lease_id: int, over: Callable[[], None]) -> bool:
         """Ends the lease: its key is refused from now on. Returns False if the lease was over before.

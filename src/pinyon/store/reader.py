@@ -2,10 +2,13 @@
 
 A reader may use the bytes only if the lease covered the whole read: afterwards the holder may write something else
 there. The reader counts the lease from *before* its request and the holder from after it, so the reader's lease ends
-first. The reader looks at the clock *after* the bytes arrived, so a reader that was frozen meanwhile uses nothing."""
+first. The reader looks at the clock *after* the bytes arrived, so a reader that was frozen meanwhile uses nothing.
+
+What arrived is checked against the checksums that were computed when it was put. Bytes that do not match are a miss."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +21,16 @@ from pinyon.core.errors import DeadlineExceeded, InvalidArgument, PinyonError
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
+from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 from pinyon.store.background import Background
-from pinyon.store.kv_memory import Pieces, RemotePiece, side_by_side
+from pinyon.store.checksums import all_checksums
+from pinyon.store.kv_memory import Pieces, RemotePiece, part_of, side_by_side
+from pinyon.store.kv_object import CHECKSUM_BYTES, PARTS_MAX
 from pinyon.store.node_channels import NodeChannels
-from pinyon.transfer import Opcode, TransferRequest, TransferResult
+from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferResult
+
+_log = get_logger("reader")
 
 MAX_KEYS = 4096
 """The largest number of keys in one Acquire or PutStart."""
@@ -33,6 +42,20 @@ RELEASE_S = 2.0
 """The seconds after which a Release is abandoned: the lease ends by itself."""
 LEASE_SLACK_S = 0.25
 """The seconds of lease asked for beyond the read's deadline: a slow answer must not make a good read worthless."""
+RENEW_PAUSE_S = 0.05
+LEASE_S = 4.0
+"""The longest lease asked for at once, in seconds. A longer read renews it; a dead reader does not."""
+
+
+class PartRange(NamedTuple):
+    """A range of the equal parts that objects were put with (layers, say): ``number`` of ``of``, from ``first`` on."""
+
+    first: int = 0
+    number: int = 1
+    of: int = 1
+
+
+WHOLE = PartRange()
 
 
 class Mover(Protocol):
@@ -60,6 +83,17 @@ class ReadResult(NamedTuple):
             raise DeadlineExceeded("the bytes did not come")
 
 
+@dataclass(slots=True)
+class _Lease:
+    """A lease of a read, and its end by the reader's clock."""
+
+    address: str
+    lease_id: int
+    end_s: float
+    corrupt: Sequence[int] = ()
+    """The places among its blocks of those that arrived with other bytes."""
+
+
 def objects_at_once(pieces: Pieces) -> int:
     """Returns how many objects that lie in as many pieces as this one are moved by one call."""
     return max(1, min(MAX_KEYS, PIECES_MAX // max(1, len(pieces))))
@@ -80,13 +114,15 @@ class ReadTerms:
 class BlockReader:
     """A reader of leased blocks into registered local memory. One per process; ``close`` it."""
 
-    def __init__(self, engine: Mover, channels: NodeChannels, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, engine: TransferEngine, channels: NodeChannels, *, clock: Clock = time.monotonic) -> None:
         """Takes ``channels``, which may be shared and are closed by their owner."""
         self._engine = engine
         self._channels = channels
         self._clock = clock
         self.duties = Background()
         """The questions and releases under way."""
+        self.corrupt = 0
+        """The number of blocks that arrived with other bytes than were put; each was a miss."""
 
     async def close(self) -> None:
         """Waits for the releases under way."""
@@ -102,10 +138,12 @@ class BlockReader:
         *,
         terms: ReadTerms = ReadTerms(),  # a value
         arrivals: Mover | None = None,
+        parts: PartRange = WHOLE,
     ) -> ReadResult:
         """Reads block ``keys[i]`` of the holder at ``address`` into the memory ``places[i]``, up to a gap.
 
-        All places have as many pieces, with ``block_bytes`` in all.
+        All places have as many pieces, with ``block_bytes`` in all: those of a whole object, or of some ``parts`` of
+        objects that were put with so many. What arrives is checked against the checksums that the holder has.
 
         If given, ``arrivals`` moves the bytes instead of the engine, for a caller that uses parts of a read before its
         end. Where a block did not arrive, the target may hold anything. When this returns or raises (cancelled, too),
@@ -127,7 +165,13 @@ class BlockReader:
                 request_class=class_to_proto(terms.request_class),
                 first_block=terms.first_block + start,
             )
-            got = await self._read_part(address, request, places[part], block_bytes, deadline, mover)
+            self._channels.reads[address] += len(keys[part])
+            try:
+                got = await self._read_part(address, request, places[part], block_bytes, deadline, mover, parts)
+            finally:
+                self._channels.reads[address] -= len(keys[part])
+                if not self._channels.reads[address]:
+                    del self._channels.reads[address]
             leading += got.leading
             worked = worked if got.worked is None else got.worked
             if not got.worked or got.leading < len(keys[part]):
@@ -142,83 +186,141 @@ class BlockReader:
         block_bytes: int,
         deadline: float,
         mover: Mover,
+        parts: PartRange,
     ) -> ReadResult:
         nothing, unknown = ReadResult(0, worked=True), ReadResult(0, worked=None)
         asked = self._clock()
         left_s = deadline - asked
         if left_s <= 0:
             return unknown
-        request.lease_ms = round((left_s + LEASE_SLACK_S) * 1000)
+        request.lease_ms = round(min(left_s + LEASE_SLACK_S, LEASE_S) * 1000)
         reply: kvstore_pb2.AcquireResponse = await self.duties.answer(
             "acquire",
             self._call(address, "Acquire", request, left_s),
             "release",
-            lambda reply: self._release(address, reply.lease_id),
+            lambda reply: self._release(_Lease(address, reply.lease_id, asked)),
         )
         if not reply.lease_id:
             return nothing
-        lease_end = asked + reply.lease_ms / 1000
+        lease = _Lease(address, reply.lease_id, asked + reply.lease_ms / 1000)
         try:
-            requests = self._plan(reply, places, block_bytes)
-            left_s = min(deadline, lease_end) - self._clock()
+            requests, sums = _plan(reply, places, block_bytes, parts)
+            left_s = deadline - self._clock()
             if not requests:
                 return nothing
             if left_s <= 0:
                 return unknown
-            results = await mover.transfer_async(requests, left_s)
-            if self._clock() >= lease_end:
+            results = await self._move(lease, requests, left_s, mover)
+            if self._clock() >= lease.end_s:
                 return unknown
+            good = next((number for number, result in enumerate(results) if not result.ok), len(results))
+            leading = sum([each.length for each in requests[:good]]) // block_bytes
+            lease.corrupt = await self._changed(places[:leading], sums[:leading], block_bytes)
+            if lease.corrupt:
+                self.corrupt += len(lease.corrupt)
+                _log.error("%d blocks of %s arrived with other bytes than were put", len(lease.corrupt), address)
+                # One block has changed where it lay; several come over a path that is not to be trusted.
+                return ReadResult(lease.corrupt[0], worked=len(lease.corrupt) == 1)
         finally:
-            self.duties.run(self._release(address, reply.lease_id), "release")
-        good = next((number for number, result in enumerate(results) if not result.ok), len(results))
-        leading = sum([each.length for each in requests[:good]]) // block_bytes
+            self.duties.run(self._release(lease), "release")
         if good == len(results):
             return ReadResult(leading, worked=True)
         worked = None if all(result.ok or result.reason.is_stale for result in results) else False
         return ReadResult(leading, worked)
 
-    @staticmethod
-    def _plan(reply: kvstore_pb2.AcquireResponse, places: Sequence[Pieces], block_bytes: int) -> list[TransferRequest]:
-        """Returns a READ for each piece of each leading key that is held, up to the first implausible part of the
-        answer."""
+    async def _move(
+        self, lease: _Lease, requests: Sequence[TransferRequest], timeout_s: float, mover: Mover
+    ) -> list[TransferResult]:
+        """Moves the bytes, and renews the lease as long as that takes."""
+        if self._clock() + timeout_s <= lease.end_s:
+            return await mover.transfer_async(requests, timeout_s)
+        renewing = asyncio.ensure_future(self._renew(lease))
         try:
-            segment = segment_from_proto(reply.segment)
-        except PinyonError:
-            segment = None
-        if segment is None or not segment.regions:
-            return []
-        layers = reply.layers
-        if (
-            len(layers) > LAYERS_MAX
-            or len(layers) * len(places) > 2 * PIECES_MAX
-            or any(each.region >= len(segment.regions) for each in layers)
-        ):
-            return []
-        requests: list[TransferRequest] = []
-        for position, (block, pieces) in enumerate(zip(reply.blocks, places, strict=False)):
-            there = [RemotePiece(segment.regions[0], block.offset_bytes, block_bytes)]
-            if layers:
-                number = block.offset_bytes
-                there = [
-                    RemotePiece(
-                        segment.regions[each.region], each.base_bytes + number * each.stride_bytes, each.length_bytes
-                    )
-                    for each in layers
-                ]
-            fits = block.length_bytes == block_bytes == sum([each.length for each in there])
-            if block.index != position or not fits or any(each.end > each.region.length for each in there):
-                break
-            requests += [
-                TransferRequest(Opcode.READ, here.region_key, here.offset, segment, piece.region.key, piece.offset,
-                                here.length)
-                for here, piece in side_by_side(pieces, there)
-            ]  # fmt: skip
-        return requests
+            return await mover.transfer_async(requests, timeout_s)
+        finally:
+            await ended(renewing)
+
+    async def _renew(self, lease: _Lease) -> None:
+        """Renews a lease halfway to its end, until it is over or this is cancelled."""
+        while (left_s := lease.end_s - self._clock()) > 0:
+            await asyncio.sleep(max(RENEW_PAUSE_S, left_s / 2))
+            request = kvstore_pb2.RenewRequest(lease_id=lease.lease_id, lease_ms=round(LEASE_S * 1000))
+            asked = self._clock()
+            try:
+                reply = await self._call(lease.address, "Renew", request, max(0.001, lease.end_s - asked))
+            except PinyonError as error:
+                _log.info("a lease of %s was not renewed: %s", lease.address, error.message)
+                continue
+            if not reply.lease_ms:
+                return
+            lease.end_s = asked + reply.lease_ms / 1000
+
+    async def _changed(self, places: Sequence[Pieces], sums: Sequence[bytes], block_bytes: int) -> list[int]:
+        """Returns the numbers of the blocks that do not match their checksums, where there are some."""
+        known = [number for number, each in enumerate(sums) if each]
+        counts = [len(sums[number]) // CHECKSUM_BYTES for number in known]
+        found = await all_checksums([places[number] for number in known], counts, block_bytes, self._engine.view)
+        pairs = zip(known, found, strict=True)
+        return [number for number, each in pairs if each is not None and each != sums[number]]
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         return await self._channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, method, request, timeout_s)
 
-    async def _release(self, address: str, lease_id: int) -> None:
+    async def _release(self, lease: _Lease) -> None:
         """Releases the lease. If this fails, the lease expires."""
-        if lease_id:
-            await self._call(address, "Release", kvstore_pb2.ReleaseRequest(lease_id=lease_id), RELEASE_S)
+        if lease.lease_id:
+            request = kvstore_pb2.ReleaseRequest(lease_id=lease.lease_id, corrupt=lease.corrupt)
+            await self._call(lease.address, "Release", request, RELEASE_S)
+
+
+def _plan(
+    reply: kvstore_pb2.AcquireResponse, places: Sequence[Pieces], block_bytes: int, parts: PartRange
+) -> tuple[list[TransferRequest], list[bytes]]:
+    """Returns a READ for each piece of each leading key that is held, up to the first implausible part of the answer.
+
+    Also returns what is to be read of each block's checksums; empty, if the holder knows none."""
+    try:
+        segment = segment_from_proto(reply.segment)
+    except PinyonError:
+        segment = None
+    if segment is None or not segment.regions:
+        return [], []
+    layers = reply.layers
+    if (
+        len(layers) > LAYERS_MAX
+        or len(layers) * len(places) > 2 * PIECES_MAX
+        or any(each.region >= len(segment.regions) for each in layers)
+    ):
+        return [], []
+    object_bytes, start = block_bytes * parts.of // parts.number, block_bytes * parts.first // parts.number
+    wanted = slice(CHECKSUM_BYTES * parts.first, CHECKSUM_BYTES * (parts.first + parts.number))
+    requests: list[TransferRequest] = []
+    sums: list[bytes] = []
+    for position, (block, pieces) in enumerate(zip(reply.blocks, places, strict=False)):
+        there = [RemotePiece(segment.regions[0], block.offset_bytes, object_bytes)]
+        if layers:
+            number = block.offset_bytes
+            there = [
+                RemotePiece(
+                    segment.regions[each.region], each.base_bytes + number * each.stride_bytes, each.length_bytes
+                )
+                for each in layers
+            ]
+        fits = block.length_bytes == object_bytes == sum([each.length for each in there])
+        if block.index != position or not fits or any(each.end > each.region.length for each in there):
+            break
+        found = block.checksums
+        if parts != WHOLE:
+            there = part_of(there, start, block_bytes)
+            if found and len(found) != CHECKSUM_BYTES * parts.of:
+                break  # it was put with other parts, so a part of it could not be checked
+            found = found[wanted]
+        if len(found) % CHECKSUM_BYTES or len(found) > CHECKSUM_BYTES * PARTS_MAX:
+            break
+        sums.append(found)
+        requests += [
+            TransferRequest(Opcode.READ, here.region_key, here.offset, segment, piece.region.key, piece.offset,
+                            here.length)
+            for here, piece in side_by_side(pieces, there)
+        ]  # fmt: skip
+    return requests, sums

@@ -9,8 +9,9 @@ docs/design/store.md has the costs and gains on a trace."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,6 +27,8 @@ class Run:
     """The blocks that go to one node. The first put that finds one of them missing in the store sets the ``anchor``."""
 
     anchor: BlockKey | None = None
+    node: str = ""
+    """The node that was chosen last."""
 
 
 class Runs:
@@ -60,31 +63,71 @@ def rank(key: bytes, weights: Mapping[str, float]) -> list[str]:
 
 
 def choose_nodes(
-    missing: Iterable[tuple[BlockKey, Run]], weights: Mapping[str, float], count: int
+    missing: Iterable[tuple[BlockKey, Run]], nodes: Mapping[str, NodeRecord], count: int, object_bytes: int
 ) -> dict[Run, list[str]]:
-    """Returns the ``count`` best nodes, in order of preference, for each run of which the store lacks a block.
+    """Returns the ``count`` best ``nodes``, in order of preference, for each run of which the store lacks a block.
 
-    The missing blocks come in prompt order; ``weights`` are the nodes' capacities."""
-    chosen: dict[Run, list[str]] = {}
+    The missing blocks come in prompt order. The first two by rank are candidates. If the first one is full, the second
+    one is taken if it has room, or if what it would evict next is worth less. So a pool evicts nearly as one cache
+    would ("the power of two choices"). A run stays where it began."""
+    weights = weights_of(nodes.values())
+    runs: dict[Run, int] = {}
     for key, run in missing:
-        if run not in chosen:
-            run.anchor = run.anchor or key
-            chosen[run] = rank(run.anchor, weights)[:count]
+        run.anchor = run.anchor or key
+        runs[run] = runs.get(run, 0) + object_bytes
+    chosen: dict[Run, list[str]] = {}
+    for run, size in runs.items():
+        assert run.anchor is not None
+        best = rank(run.anchor, weights)
+        if run.node in nodes:
+            best.insert(0, best.pop(best.index(run.node)))
+        elif len(best) > 1 and _colder(nodes[best[1]], nodes[best[0]], size):
+            best[:2] = best[1], best[0]
+        run.node = best[0] if best else ""
+        chosen[run] = best[:count]
     return chosen
 
 
-def leading_runs(holders: Sequence[Set[NodeRecord]], runs_max: int) -> list[tuple[NodeRecord, int]]:
-    """Returns the first blocks that are held without a gap, as runs of a holder and its number of blocks.
+def weights_of(nodes: Iterable[NodeRecord]) -> dict[str, float]:
+    """Returns the nodes' weights for :func:`rank`: their capacities in bytes."""
+    return {node.node_id: float(max(1, node.capacity_bytes)) for node in nodes}
 
-    There are as few runs as possible, at most ``runs_max``. If several nodes hold a run, the first by id is named."""
+
+def _colder(one: NodeRecord, other: NodeRecord, size_bytes: int) -> bool:
+    """Returns whether so many bytes push out less of ``one`` than of the ``other``."""
+    full, other_full = (each.room.free_bytes is not None and each.room.free_bytes < size_bytes for each in (one, other))
+    if not full or not other_full:
+        return other_full
+    if one.room.worth is None or other.room.worth is None:
+        return False
+    return one.room.worth < other.room.worth
+
+
+SHARED_BLOCKS = 8
+"""A run is not split for fewer blocks than these: each run costs a round trip."""
+
+
+def leading_runs(
+    holders: Sequence[Set[NodeRecord]], runs_max: int, cost: Callable[[NodeRecord], Any]
+) -> list[tuple[NodeRecord, int]]:
+    """Returns the first blocks that are held without a gap, as runs of a holder and its number of blocks, at most
+    ``runs_max``.
+
+    Of the nodes that go at least half as far as the one that goes furthest, and ``SHARED_BLOCKS`` far, the one that
+    ``cost`` least is named. So copies of the beginning of a prompt are read, too."""
     runs: list[tuple[NodeRecord, int]] = []
     at = 0
-    while at < len(holders) and len(runs) < runs_max:
-        left, begin = holders[at], at
-        while at < len(holders) and (common := left & holders[at]):
-            left = common
-            at += 1
-        if at == begin:
-            break
-        runs.append((min(left, key=lambda node: node.node_id), at - begin))
+    while at < len(holders) and holders[at] and len(runs) < runs_max:
+        ends: dict[NodeRecord, int] = {}
+        left, end = holders[at], at
+        while left:
+            end += 1
+            further = left & holders[end] if end < len(holders) else frozenset[NodeRecord]()
+            if len(further) < len(left):
+                ends |= dict.fromkeys(left - further, end)
+            left = further
+        half = max((end - at + 1) // 2, min(SHARED_BLOCKS, end - at))
+        node = min((each for each in ends if ends[each] - at >= half), key=cost)
+        runs.append((node, ends[node] - at))
+        at = ends[node]
     return runs

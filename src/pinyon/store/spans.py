@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pinyon.core.avoidance import Avoidance, blames_peer
@@ -19,13 +19,19 @@ _log = get_logger("store")
 
 
 async def find_spans(
-    client: StoreClient, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float, first: int = 0
+    client: StoreClient,
+    keys: Sequence[BlockKey],
+    object_bytes: int,
+    timeout_s: float,
+    first: int = 0,
+    without: Collection[str] = (),
 ) -> tuple[FetchSpan, ...]:
-    """Returns where the store has the leading ``keys``, without a gap, counted from block ``first`` on. A store that
-    cannot be asked has nothing."""
+    """Returns where the store has the leading ``keys``, without a gap, counted from block ``first`` on.
+
+    Nodes at the addresses ``without`` are left out. A store that cannot be asked has nothing."""
     spans: list[FetchSpan] = []
     try:
-        for node, count in await client.leading(keys, object_bytes, timeout_s):
+        for node, count in await client.leading(keys, object_bytes, timeout_s, without):
             spans.append(FetchSpan(node.node_id, node.address, KvSource.STORE, first, first + count))
             first += count
     except PinyonError as error:

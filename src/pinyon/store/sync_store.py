@@ -6,18 +6,20 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import takewhile
+from typing import Any
 
 from pinyon.core.avoidance import Avoidance
 from pinyon.core.block_keys import BlockKey
 from pinyon.core.clock import Clock
-from pinyon.core.errors import PinyonError
+from pinyon.core.errors import PinyonError, Unavailable
 from pinyon.core.orders import FetchSpan
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.loop_thread import LoopThread
-from pinyon.store.client import StoreClient
-from pinyon.store.kv_memory import Pieces
+from pinyon.store.client import CopiesChanged, StoreClient
+from pinyon.store.kv_memory import KvMemory, Pieces
 from pinyon.store.reader import BlockReader, ReadTerms
+from pinyon.store.records import Replica
 from pinyon.store.spans import find_spans, read_span
 from pinyon.store.writer import PutOutcome
 
@@ -63,7 +65,8 @@ class SyncStore:
     ) -> Future[list[int]]:
         """Reads block ``keys[i]`` into ``places[i]``; ``terms`` name the place of the first one in its prompt.
 
-        Returns how many blocks of each span arrived. After a span that did not arrive whole, no other is read."""
+        Returns how many blocks of each span arrived. What did not is asked for once more, from other copies in the
+        store. After a span that still is not whole, no other is read."""
         return self._thread.submit(self._read(spans, keys, places, object_bytes, timeout_s, terms))
 
     def put(
@@ -73,9 +76,38 @@ class SyncStore:
         timeout_s: float,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] | None = None,
+        **options: Any,
     ) -> Future[tuple[PutOutcome, ...]]:
-        """Stores the objects that the store lacks: see :meth:`StoreClient.put`."""
-        return self._thread.submit(self._put(objects, object_bytes, timeout_s, request_class, places))
+        """Stores the objects that the store lacks: see :meth:`StoreClient.put`, also for the further options."""
+        return self._thread.submit(self._put(objects, object_bytes, timeout_s, request_class, places, options))
+
+    # -- calls of the client itself; their futures have its errors
+
+    def register(self, buffer: object, object_bytes: int) -> KvMemory:
+        return self._asked().register(buffer, object_bytes)
+
+    def get(
+        self, objects: Sequence[tuple[BlockKey, Pieces]], object_bytes: int, timeout_s: float, **options: Any
+    ) -> Future[list[bool]]:
+        """Reads objects from wherever they are: see :meth:`StoreClient.get`."""
+        return self._thread.submit(self._asked().get(objects, object_bytes, timeout_s, **options))
+
+    def exists(self, keys: Sequence[BlockKey], object_bytes: int, timeout_s: float) -> Future[list[bool]]:
+        return self._thread.submit(self._asked().exists(keys, object_bytes, timeout_s))
+
+    def locate(self, keys: Sequence[BlockKey], timeout_s: float) -> Future[list[list[Replica]]]:
+        return self._thread.submit(self._asked().locate(keys, timeout_s))
+
+    def change_replica(self, keys: Sequence[BlockKey], copies: int, timeout_s: float) -> Future[CopiesChanged]:
+        return self._thread.submit(self._asked().change_replica(keys, copies, timeout_s))
+
+    def remove(self, keys: Sequence[BlockKey], timeout_s: float) -> Future[int]:
+        return self._thread.submit(self._asked().remove(keys, timeout_s))
+
+    def _asked(self) -> StoreClient:
+        if self._client is None:
+            raise Unavailable("there is no store")
+        return self._client
 
     # -- on the loop
 
@@ -94,21 +126,29 @@ class SyncStore:
         object_bytes: int,
         timeout_s: float,
         terms: ReadTerms,
+        *,
+        first_try: bool = True,
     ) -> list[int]:
         arrived: list[int] = []
         until_s = self._clock() + timeout_s
         base = spans[0].first if spans else 0
         for span in spans:
-            part = slice(span.first - base, span.end - base)
-            left_s = until_s - self._clock()
-            count = 0
+            at, end = span.first - base, span.end - base
+            left_s, count = until_s - self._clock(), 0
             if self._reader is not None and left_s > 0 and not self._avoidance.avoids(span.address, self._clock()):
                 count = await read_span(
-                    *(self._reader, self._avoidance, self._clock, span, keys[part], places[part], object_bytes),
+                    *(self._reader, self._avoidance, self._clock, span, keys[at:end], places[at:end], object_bytes),
                     *(left_s, timeout_s, terms),
                 )
+            left_s = until_s - self._clock()
+            if first_try and at + count < end and left_s > 0 and self._client is not None:
+                without, rest = {each.address for each in spans}, slice(at + count, end)
+                others = await find_spans(self._client, keys[rest], object_bytes, left_s, without=without)
+                left_s = until_s - self._clock()
+                part = others, keys[rest], places[rest], object_bytes, left_s, terms
+                count += sum(await self._read(*part, first_try=False))
             arrived.append(count)
-            if count < span.end - span.first:
+            if count < end - at:
                 break
         return arrived
 
@@ -119,11 +159,12 @@ class SyncStore:
         timeout_s: float,
         request_class: RequestClass,
         places: Sequence[int] | None,
+        options: dict[str, Any],
     ) -> tuple[PutOutcome, ...]:
         try:
             if self._client is not None:
                 return await self._client.put(
-                    objects, object_bytes, timeout_s, request_class=request_class, places=places
+                    objects, object_bytes, timeout_s, request_class=request_class, places=places, **options
                 )
         except PinyonError as error:
             _log.info("the KV store took nothing: %s", error.message)

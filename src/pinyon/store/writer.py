@@ -14,7 +14,9 @@ from pinyon.core.errors import DeadlineExceeded, Unavailable
 from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
+from pinyon.runtime.logging import get_logger
 from pinyon.store.background import Background
+from pinyon.store.checksums import all_checksums
 from pinyon.store.kv_memory import Pieces
 from pinyon.store.node_channels import NodeChannels
 from pinyon.transfer import Opcode, TransferEngine, TransferRequest
@@ -24,6 +26,8 @@ ABORT_S = 2.0
 PUT_SLACK_S = 0.5
 """The seconds by which the node's timeout exceeds ours, so that it does not end a put whose PutEnd is under way."""
 
+_log = get_logger("store")
+
 
 class PutOutcome(Enum):
     STORED = "stored"
@@ -32,7 +36,9 @@ class PutOutcome(Enum):
     BEING_PUT = "being_put"
     """Another writer is putting the object: nothing was sent, and the store has it only if that ends well."""
     NO_SPACE = "no_space"
-    """The nodes tried have no room, because everything on them is being read or written."""
+    """The nodes tried have no room: all is pinned, or being read or written, or the tenant's quota is full.
+
+    The log says which."""
     FAILED = "failed"
     """Failure: no node could be reached, or the bytes did not arrive in time."""
 
@@ -64,12 +70,16 @@ class BlockWriter:
         timeout_s: float,
         request_class: RequestClass = UNKNOWN_CLASS,
         places: Sequence[int] = (),
+        parts: int = 1,
+        checksums: Sequence[bytes] = (),
+        copies: bool = False,
     ) -> list[PutOutcome]:
         """Puts up to ``MAX_KEYS`` ``(key, pieces of memory)`` objects; returns one outcome each.
 
-        The blocks' places in their prompts are ``places``, empty if not known. When it returns or raises (cancelled,
-        too), the objects' memory is not read any more. Raises Unavailable, DeadlineExceeded, … if the node cannot be
-        asked or does not confirm."""
+        The blocks' places in their prompts are ``places``, empty if not known. Each object gets a checksum for each of
+        its equal ``parts``, which is computed unless the objects' ``checksums`` are given. Nodes put ``copies``.
+        When it returns or raises (cancelled, too), the objects' memory is not read any more. Raises Unavailable,
+        DeadlineExceeded, … if the node cannot be asked or does not confirm."""
         deadline = self._clock() + timeout_s
         if timeout_s <= 0:
             raise DeadlineExceeded("no time left for the put")
@@ -79,6 +89,7 @@ class BlockWriter:
             timeout_ms=round((timeout_s + PUT_SLACK_S) * 1000),
             request_class=class_to_proto(request_class),
             places=places,
+            copies=copies,
         )
         reply = await self._duties.answer(
             "put start",
@@ -86,16 +97,26 @@ class BlockWriter:
             "put abort",
             lambda reply: self._abort(address, reply.put_id),
         )
+        if reply.no_space:
+            _log.info("store node %s has no room: %s", address, reply.no_space)
         confirmed = False
         try:
             requests, outcomes = self._plan(reply, objects, object_bytes)
             left_s = deadline - self._clock()
             if not requests:
                 return outcomes
+            written = [pieces for (_, pieces), each in zip(objects, outcomes, strict=True) if each is PutOutcome.STORED]
+            sums: Sequence[bytes | None]
+            if checksums:
+                sums = [each for each, then in zip(checksums, outcomes, strict=True) if then is PutOutcome.STORED]
+            else:
+                sums = await all_checksums(written, [parts] * len(written), object_bytes, self._engine.view)
             results = await self._engine.transfer_async(requests, left_s) if left_s > 0 else []
             if not results or not all(result.ok for result in results):
                 return [PutOutcome.FAILED if each is PutOutcome.STORED else each for each in outcomes]
             ending = kvstore_pb2.PutEndRequest(put_id=reply.put_id, commit=True)
+            if None not in sums:  # memory of a device: the node computes them
+                ending.checksums, ending.parts = b"".join(filter(None, sums)), parts
             await self._call(address, "PutEnd", ending, max(0.001, deadline - self._clock()))
             confirmed = True
             return outcomes

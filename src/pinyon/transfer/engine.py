@@ -198,6 +198,15 @@ class TransferEngine:
             raise EngineClosed("the engine is closed")
         return self._memory.grant(region, ranges, access, lifetime_s)
 
+    def extend(self, grant: Grant, lifetime_s: float) -> bool:
+        """Lets a grant's key open its ranges for ``lifetime_s`` seconds from now. Returns False if it is over."""
+        return self._memory.extend(grant, lifetime_s)
+
+    def view(self, key: bytes) -> memoryview | None:
+        """Returns the bytes of a region of host memory by its key; None for another region, or an unregistered one."""
+        region = self._memory.get(key)
+        return None if region is None or region.device is not None else getattr(region, "view", None)
+
     def revoke_now(self, grant: Grant) -> bool:
         """Refuses the grant's key from now on, without blocking; returns whether no peer uses it any more.
 

@@ -111,7 +111,7 @@ class Lending:
         keys = keys_from_proto(request.keys, MAX_KEYS)
         if len(set(keys)) < len(keys):
             raise InvalidArgument("names a key twice", field="keys")
-        lease_s = min(request.lease_ms / 1000 if request.lease_ms else self._lease_s, self._max_lease_s)
+        lease_s = self._length_s(request.lease_ms)
         self._expire()
         with self._lock:
             held = self._held(keys, allow_gaps=request.allow_gaps) if self._lends else []
@@ -149,6 +149,17 @@ class Lending:
         )
         reply.segment.regions.extend([region_to_proto(grant.descriptor()) for grant in grants])
         return reply
+
+    def _length_s(self, asked_ms: int) -> float:
+        return min(asked_ms / 1000 if asked_ms else self._lease_s, self._max_lease_s)
+
+    async def Renew(self, request: kvstore_pb2.RenewRequest, context: Any) -> kvstore_pb2.RenewResponse:
+        lease_s, lease_id = self._length_s(request.lease_ms), request.lease_id
+        with self._lock:
+            grants = self._grants.get(lease_id, [])
+            renewed = bool(grants) and self._leases.renew(lease_id, self._clock(), lease_s)
+            renewed = renewed and all(self._engine.extend(grant, lease_s) for grant in grants)
+        return kvstore_pb2.RenewResponse(lease_ms=int(1000 * lease_s) if renewed else 0)
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
         with self._lock:

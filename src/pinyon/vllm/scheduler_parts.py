@@ -21,7 +21,7 @@ from pinyon.core.block_keys import secret_id
 from pinyon.core.orders import FetchSpan
 from pinyon.core.request import Role
 from pinyon.placement.instances import InstanceInfo
-from pinyon.runtime.identity import BLOCKS_NAME, CONDUCTOR, peer_name
+from pinyon.runtime.identity import CONDUCTOR, peer_name
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.metrics import Figure, Figures, MetricsServer, new_registry
 from pinyon.runtime.report_session import ReportSession
@@ -104,7 +104,8 @@ class SchedulerParts(ConnectorParts):
         client = None
         if settings.redis_url:
             metadata = StoreMetadata(settings.redis_url, timeout_s=max(0.2, settings.look_s), tls=security.tls)
-            client = StoreClient(None, metadata, self._channels)  # type: ignore[arg-type]  # it only looks up
+            host = self._facts.address.rpartition(":")[0]
+            client = StoreClient(None, metadata, self._channels, host=host, zone=settings.zone)
         self._client = client
         self._store = SyncStore(self.thread, client, None, clock=self.clock)
 
@@ -182,8 +183,7 @@ class SchedulerParts(ConnectorParts):
                     if json.loads(told).get("version") != self._version:  # the address was guessed, and is another's
                         raise ValueError(f"no vLLM {self._version} is there, but {told[:100]!r}")
                     answers = True
-                async with self._channels.use(self._facts.address, BLOCKS_NAME) as channel:
-                    said = await HealthStub(channel).Check(HealthCheckRequest(), timeout=1.0)
+                said = await self._channels.call(self._facts.address, HealthStub, "Check", HealthCheckRequest(), 1.0)
                 draining = said.status != HealthCheckResponse.SERVING
             except Exception as error:  # whatever it is, the server does not answer
                 draining = not answers

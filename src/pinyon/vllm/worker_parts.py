@@ -13,7 +13,7 @@ from pinyon.runtime.grpc_server import GrpcServer
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.transfer_engine import start_transfer_engine
 from pinyon.store.client import StoreClient
-from pinyon.store.metadata import StoreMetadata
+from pinyon.store.connect import store_client
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import BlockReader
 from pinyon.store.sync_store import SyncStore
@@ -75,8 +75,7 @@ class WorkerParts(ConnectorParts):
         self._reader = BlockReader(self.transfer, self._channels)
         self._client: StoreClient | None = None
         if settings.redis_url:
-            metadata = StoreMetadata(settings.redis_url, tls=security.tls)
-            self._client = StoreClient(self.transfer, metadata, self._channels)
+            self._client = store_client(settings.redis_url, settings, self.transfer, self._channels, security.tls)
         self._server = GrpcServer(settings.listen, security.tls)
         if self.lending is not None:
             service = kvstore_pb2.DESCRIPTOR.services_by_name["BlockReadService"]

@@ -201,30 +201,44 @@ CANDIDATES_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The settings of :class:`Coldest`: the number of candidate nodes per block, and the seed that draws them."""
+    """The settings of :class:`Coldest`: the number of candidate nodes per run, and the seed that draws them."""
 
     candidates: int = 2
     seed: int = 1
+    run_blocks: int = 1
+    """The new blocks of a request that go to one node, as runs do in a store."""
+    renew_s: float = 0.0
+    """The seconds for which what is known of the nodes stays as it was; 0: it is always up to date."""
+    read_first: bool = False
+    """True if the hits are used before the other blocks are stored, as by a store's client; False: all in one go."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, candidates=(1, CANDIDATES_MAX))
+        check_bounds(self, candidates=(1, CANDIDATES_MAX), run_blocks=(1, math.inf), renew_s=(0, math.inf))
 
 
 class Coldest:
-    """A pool that has each block on one node, and draws ``candidates`` nodes for each new block.
+    """A pool that has each block on one node, and draws ``candidates`` nodes for each run of new blocks.
 
-    The block goes to the candidate with the most room. If all are full, it goes to the one whose next victim is worth
+    The run goes to the candidate with the most room. If all are full, it goes to the one whose next victim is worth
     least (:meth:`EvictionPolicy.peek`, as it was before the request). Ties go to the candidate that got the fewest
     blocks of this request. Then each node evicts by its own order. With two candidates, a pool is nearly as good as
-    with one global order ("the power of two choices"); with one candidate, blocks go anywhere."""
+    with one global order ("the power of two choices"); with one candidate, runs go anywhere.
+
+    With ``renew_s``, rooms and worths are those at the first request since a multiple of so many seconds, as in a store
+    whose nodes renew their records by then. With ``read_first``, new blocks outlive those before them, and what is
+    resident behind a gap is not used."""
 
     def __init__(self, make: MakePolicy, size: PoolSize, drawn: Drawn) -> None:
+        self._drawn = drawn
         self._candidates = min(drawn.candidates, size.nodes)
         self._policies = [make() for _ in range(size.nodes)]
         self._caches = [Cache(policy, size.capacity) for policy in self._policies]
         self._rng = random.Random(drawn.seed)
         self._where: dict[int, int] = {}
         self._hits = [0] * size.nodes
+        self._renewal = -math.inf
+        self._room: list[int] = []
+        self._worth: Callable[[int], float] = lambda node: -math.inf
 
     def request(self, blocks: Sequence[int], now_s: float, traits: Traits) -> int:
         """Serves one request and returns how many of its blocks were hits."""
@@ -232,31 +246,66 @@ class Coldest:
         hits = leading_run(blocks, where)
         for block in blocks[:hits]:
             self._hits[where[block]] += 1
+        self._renew(now_s)
         once, places = each_once(blocks)
-        room = [cache.capacity - len(cache.resident) for cache in self._caches]
-        worth = functools.cache(lambda node: self._worth(node, now_s))
-        nodes = range(len(self._caches))
+        new = self._place(once)
+        told = list(zip(once, places, strict=True))
+        if self._drawn.read_first:
+            self._tell([each for each in told if each[1] < hits], now_s, traits)
+            told = [each for each in told if each[0] in new]
+        self._tell(told, now_s, traits)
+        for cache in self._caches:
+            for block in cache.shrink(now_s):
+                del where[block]
+        return hits
+
+    def _place(self, blocks: Sequence[int]) -> set[int]:
+        """Chooses nodes for those of the blocks that are not resident, and returns these."""
+        new: set[int] = set()
+        node = 0
+        for block in blocks:
+            if block in self._where:
+                continue
+            if len(new) % self._drawn.run_blocks == 0:
+                node = self._choose()
+            self._room[node] -= not self._drawn.renew_s  # else, nobody tells
+            self._where[block] = node
+            new.add(block)
+        return new
+
+    def _tell(self, blocks: Sequence[tuple[int, int]], now_s: float, traits: Traits) -> None:
+        """Tells each block's node that it is used or stored, given with its place."""
         told: dict[int, tuple[list[int], list[int]]] = {}
-        for block, place in zip(once, places, strict=True):
-            node = where.get(block, -1)
-            if node < 0:
-                candidates = self._rng.sample(nodes, self._candidates)
-                node = max(candidates, key=room.__getitem__)
-                # peeking moves SIEVE's hand, so it is done only where the choice needs it
-                if room[node] <= 0 and len(candidates) > 1:
-                    node = min(candidates, key=lambda each: (worth(each), -room[each]))
-                room[node] -= 1
-                where[block] = node
-            on_node = told.setdefault(node, ([], []))
+        for block, place in blocks:
+            on_node = told.setdefault(self._where[block], ([], []))
             on_node[0].append(block)
             on_node[1].append(place)
         for node, (its, at) in told.items():
             self._caches[node].tell(its, at, now_s, traits)
-            for block in self._caches[node].shrink(now_s):
-                del where[block]
-        return hits
 
-    def _worth(self, node: int, now_s: float) -> float:
+    def _renew(self, now_s: float) -> None:
+        """Looks at the nodes' room and worth, if that is due."""
+        every_s = self._drawn.renew_s
+        if every_s and now_s // every_s == self._renewal:
+            return
+        self._renewal = now_s // every_s if every_s else 0.0
+        self._room = [cache.capacity - len(cache.resident) for cache in self._caches]
+        # Peeking moves SIEVE's hand, so it is done only where the choice needs it.
+        self._worth = functools.cache(lambda node: self._worth_of(node, now_s))
+        if every_s and self._candidates > 1:
+            for node in range(len(self._caches)):
+                self._worth(node)
+
+    def _choose(self) -> int:
+        """Returns the node of a new run."""
+        room = self._room
+        candidates = self._rng.sample(range(len(room)), self._candidates)
+        node = max(candidates, key=room.__getitem__)
+        if room[node] <= 0 and len(candidates) > 1:
+            node = min(candidates, key=lambda each: (self._worth(each), -room[each]))
+        return node
+
+    def _worth_of(self, node: int, now_s: float) -> float:
         """Returns the worth of the node's next victim."""
         head = self._policies[node].peek(now_s)
         return -math.inf if head is None else head[0]

@@ -10,7 +10,19 @@ import pytest
 from pinyon.cli import main
 from pinyon.cli.main import LAB_COMMANDS
 
-OPERATORS = ("admin", "certs", "explain", "generate", "instances", "journal", "regions", "top", "topology", "transfer")
+OPERATORS = (
+    "admin",
+    "certs",
+    "explain",
+    "generate",
+    "instances",
+    "journal",
+    "kv",
+    "regions",
+    "top",
+    "topology",
+    "transfer",
+)
 
 
 def commands(capsys: pytest.CaptureFixture[str]) -> set[str]:

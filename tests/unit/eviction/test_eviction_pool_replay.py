@@ -16,7 +16,7 @@ from pinyon_lab.caches.replay import CacheRequest, replay, replayed
 from tests.unit.eviction.test_eviction_replay import trace
 
 LOCAL = ["round_robin", "cache_affinity", "cache_affinity:min_share=0.5"]
-ROUTERS = [*LOCAL, "global", "coldest", "coldest:candidates=1", "coldest:candidates=3,seed=7"]
+ROUTERS = [*LOCAL, "global", "coldest", "coldest:candidates=1", "coldest:candidates=3,seed=7,run_blocks=3,renew_s=2"]
 
 
 def asked_for(requests: Sequence[Sequence[int]]) -> list[CacheRequest]:
@@ -70,26 +70,43 @@ def naive_local(
     return hits, len(held) - len(set(held))
 
 
-def naive_coldest(requests: Sequence[CacheRequest], nodes: int, capacity: int, candidates: int, seed: int) -> list[int]:
+def naive_coldest(
+    requests: Sequence[CacheRequest],
+    nodes: int,
+    capacity: int,
+    candidates: int,
+    seed: int,
+    run: int,
+    renew: int,
+    read_first: bool,
+) -> list[int]:
     pool = [NaiveNode() for _ in range(nodes)]
     rng = random.Random(seed)
     hits = []
+    known = -1.0
     for blocks, now_s, _ in requests:
-        hits.append(leading(blocks, [block for node in pool for block in node.order]))
-        room = [capacity - len(node.order) for node in pool]
-        heads = [node.last_s[node.order[0]] if node.order else float("-inf") for node in pool]
+        held = [block for node in pool for block in node.order]
+        hits.append(leading(blocks, held))
+        if not renew or now_s // renew != known:
+            known = now_s // max(1, renew)
+            room = [capacity - len(node.order) for node in pool]
+            heads = [node.last_s[node.order[0]] if node.order else float("-inf") for node in pool]
+        read = list(dict.fromkeys(blocks[: hits[-1]])) if read_first else []
+        for node in pool:
+            node.take([block for block in read if block in node.order], now_s)
+        new = [block for block in dict.fromkeys(blocks) if block not in held]
         parts: list[list[int]] = [[] for _ in pool]
-        for block in dict.fromkeys(blocks):
-            holder = [node for node in range(nodes) if block in pool[node].order]
-            if not holder:
+        for number, block in enumerate(new):
+            if number % run == 0:
                 drawn = rng.sample(range(nodes), min(candidates, nodes))
                 most = max(room[node] for node in drawn)
                 ranks = [-room[node] if most > 0 else (heads[node], -room[node]) for node in drawn]
-                holder = [drawn[ranks.index(min(ranks))]]
-                room[holder[0]] -= 1
-            parts[holder[0]].append(block)
+                chosen = drawn[ranks.index(min(ranks))]
+            room[chosen] -= 0 if renew else 1
+            parts[chosen].append(block)
         for node, part in zip(pool, parts, strict=True):
-            node.take(part, now_s)
+            again = [] if read_first else [block for block in blocks if block in node.order]
+            node.take([block for block in dict.fromkeys(blocks) if block in part or block in again], now_s)
             del node.order[: max(0, len(node.order) - capacity)]
     return hits
 
@@ -108,12 +125,22 @@ def test_local_caches_are_as_defined(seed: int, nodes: int, capacity: int, route
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 1 << 20), st.integers(1, 5), st.integers(1, 12), st.integers(1, 3))
-def test_the_coldest_candidate_is_as_defined(seed: int, nodes: int, capacity: int, candidates: int) -> None:
+@given(
+    st.integers(0, 1 << 20),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([0, 1, 5]),
+    st.booleans(),
+)
+def test_the_coldest_candidate_is_as_defined(
+    seed: int, nodes: int, capacity: int, candidates: int, run: int, renew: int, read_first: bool
+) -> None:
     requests = asked_for(trace(seed, 60))
-    router = f"coldest:candidates={candidates},seed={seed}"
-    _, hits = replayed(requests, "lru", pool(router, PoolSize(nodes, capacity)))
-    assert hits == naive_coldest(requests, nodes, capacity, candidates, seed)
+    router = f"coldest:candidates={candidates},seed={seed},run_blocks={run},renew_s={renew},read_first={read_first}"
+    _, hits = replayed(requests, "lru", pool(router.lower(), PoolSize(nodes, capacity)))
+    assert hits == naive_coldest(requests, nodes, capacity, candidates, seed, run, renew, read_first)
 
 
 @pytest.mark.parametrize("router", ROUTERS)

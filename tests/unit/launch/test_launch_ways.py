@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 from rich.console import Console
 
 from launch import demo
-from launch.demo import DemoAnswer, show_ways, why_late
+from launch.demo import show_ways, why_late
+from launch.demo_client import DemoAnswer
 from pinyon.runtime.metrics import MetricsServer
 
 

@@ -7,7 +7,7 @@ from pinyon.core.orders import FETCH_SPANS_MAX
 from pinyon.core.request import Role
 from pinyon.messages.orders import fetch_spans_from_proto
 from pinyon.messages.placement import fill_placement
-from pinyon.placement.fetch_plan import FetchPlanner
+from pinyon.placement.fetch_plan import STORE_LEAD_BLOCKS, FetchPlanner
 from pinyon.placement.kvcache_centric import KvCacheCentric
 from pinyon.placement.policy import PlacementRequest
 from pinyon.placement.scheduler import Scheduler
@@ -73,6 +73,27 @@ def test_stores_before_peers_and_the_own_host_first():
     found = sources_of(["p0", "p1"], *stores, p0="a:1", s0="b:2", p1="b:1", s1="a:2", d0="a:3")
     assert found == ["s1", "s0"]
     assert sources_of(["p0"], ("d0", DECODE), ("s0", STORE), p0="a:1", d0="a:2") == ["s0"]
+
+
+def test_workers_help_a_store_that_is_read_much_more():
+    fleet = make_fleet(("p0", PREFILL), ("d0", DECODE), ("s0", STORE))
+    for name in "s0", "d0":
+        hold(fleet, name, range(1))
+
+    def source() -> str:
+        (pool,) = fleet.pools("m")
+        match = fleet.index.match(keys(0), 1, fleet.inflight.expected)
+        (fetch,) = FetchPlanner(pool, match).plan(member(fleet, "p0"), 0, 1)
+        return fetch.source.info.instance_id
+
+    store = member(fleet, "s0")
+    assert source() == "s0"
+    store.inflight_reads = STORE_LEAD_BLOCKS
+    assert source() == "s0"
+    store.inflight_reads += 1
+    assert source() == "d0"
+    member(fleet, "d0").inflight_reads = 1
+    assert source() == "s0"
 
 
 def test_readers_of_one_block_spread_over_its_holders():

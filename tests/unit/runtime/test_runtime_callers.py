@@ -203,12 +203,15 @@ async def test_renewed_files_take_effect_without_a_restart(authority: TestAuthor
         await standing.close()
 
         channels = Channels(worker)
-        before = channels.generation
+        calls = channels.calls_to(server.address, STORE)
         for name, data in {path.name: path.read_bytes() for path in newer.folder("worker", "a").iterdir()}.items():
             (worker.certificate.parent / name).write_bytes(data)
         worker.renew()
-        assert channels.generation != before
         assert await exists(channels.open(server.address, STORE)) is grpc.StatusCode.OK
+        asked, told = kvstore_pb2.ExistsRequest, kvstore_pb2.ExistsResponse
+        path = f"/{KV_SERVICE.full_name}/Exists"
+        await calls.call(path, asked.SerializeToString, told.FromString, asked(), 5.0)  # with the new files
+        calls.close()
 
 
 async def test_an_open_port_lets_people_in_an_admin_port_only_members(authority: TestAuthority) -> None:

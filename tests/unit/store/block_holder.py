@@ -34,6 +34,11 @@ class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.reached = asyncio.Event()
+        self.renewals = 0
+        self.renewed = asyncio.Event()
+        """Set at the third renewal."""
+        self.renews = True
+        self.complaints: list[int] = []
 
     async def Acquire(self, request: kvstore_pb2.AcquireRequest, context: object) -> kvstore_pb2.AcquireResponse:
         self.asked.append(request)
@@ -50,8 +55,16 @@ class Holder(kvstore_pb2_grpc.BlockReadServiceServicer):
         await asyncio.shield(self.gate.wait())
         return reply
 
+    async def Renew(self, request: kvstore_pb2.RenewRequest, context: object) -> kvstore_pb2.RenewResponse:
+        assert request.lease_id in self.leases
+        self.renewals += 1
+        if self.renewals >= 3 or not self.renews:
+            self.renewed.set()
+        return kvstore_pb2.RenewResponse(lease_ms=200 if self.renews else 0)
+
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: object) -> kvstore_pb2.ReleaseResponse:
         self.leases.remove(request.lease_id)
+        self.complaints += request.corrupt
         return kvstore_pb2.ReleaseResponse(released=True)
 
 

@@ -15,7 +15,7 @@ from pinyon.eviction import Lru
 from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.objects import ObjectTable
-from pinyon.store.records import Life, NodeRecord
+from pinyon.store.records import Life, NodeRecord, NodeRoom
 from services.kvstore.publisher import DEAD_GRACE_S, REGISTER_S, MetadataPublisher
 
 RECORD = NodeRecord("kv-0", "0" * 32, "127.0.0.1:1", 1 << 20)
@@ -42,37 +42,28 @@ class Metadata:
     async def renew(self, node: NodeRecord, lease_s: float) -> bool:
         self._fail_once("renew")
         self.renewals += 1
-        return True
+        return bool(self.entries)
 
     async def restart(self, life: Life) -> None: ...
 
-    async def listed(self, life: Life) -> set[bytes]:
+    async def listed(self, node_id: str) -> set[bytes]:
         self._fail_once("listed")
         return set(self.entries)
 
-    async def add(self, life: Life, blocks: Sequence[tuple[bytes, int]]) -> None:
-        self._fail_once("add")
-        self.entries.update(key for key, _ in blocks)
-
-    async def discard(self, life: Life, keys: Sequence[bytes]) -> None:
-        self.entries.difference_update(keys)
-
-    async def missing(self, life: Life, keys: Sequence[bytes]) -> list[bytes]:
-        self._fail_once("missing")
-        return [key for key in keys if key not in self.entries]
+    async def change(self, life: Life, gone: Sequence[bytes], come: Sequence[tuple[bytes, bytes]]) -> None:
+        self._fail_once("change")
+        self.entries.difference_update(gone)
+        self.entries.update(key for key, _ in come)
 
     async def nodes(self) -> list[NodeRecord]:
         self._fail_once("nodes")
         self.cleaned += 1
         return [RECORD]
 
-    async def lives(self) -> set[Life]:
-        return {RECORD.life}
+    async def names(self) -> list[str]:
+        return [RECORD.node_id]
 
     async def leave(self, node: NodeRecord) -> None: ...
-
-    async def purge(self, life: Life, max_blocks: int) -> int:
-        return 0
 
 
 class Node:
@@ -82,6 +73,11 @@ class Node:
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback
+
+    def room(self) -> NodeRoom:
+        return NodeRoom()
+
+    def share_pool(self, others_bytes: int) -> None: ...
 
     def put(self, key: bytes) -> None:
         put_id, _ = self.table.put_start([key], 64, 0.0, 1.0)
@@ -110,37 +106,33 @@ async def test_one_failure_of_any_kind_ends_no_duty(error: Exception, monkeypatc
             await asyncio.sleep(0)
     assert publisher.losses
     assert publisher.failures >= 4
-    assert metadata.failed == {"renew", "listed", "add", "missing", "nodes"}
+    assert metadata.failed == {"renew", "listed", "change", "nodes"}
     await publisher.close()
 
 
-async def test_lives_that_are_over_are_purged_when_that_is_certain() -> None:
-    """Another node without a record may have lost Redis for a moment; an earlier life of a node's id may not."""
-    own, renamed, quiet = RECORD.life, Life("kv-1", "1" * 32), Life("kv-2", "2" * 32)
-    purged: list[Life] = []
+async def test_a_node_is_forgotten_when_it_has_long_been_gone() -> None:
+    """Another node without a record may have lost Redis for a moment."""
+    forgotten: list[str] = []
 
-    class Lives(Metadata):
+    class Names(Metadata):
         async def nodes(self) -> list[NodeRecord]:
-            return [RECORD, NodeRecord("kv-1", "3" * 32, "127.0.0.1:2", 1 << 20)]
+            return [NodeRecord("kv-1", "3" * 32, "127.0.0.1:2", 1 << 20)]
 
-        async def lives(self) -> set[Life]:
-            return {own, Life("kv-0", "4" * 32), renamed, quiet} - set(purged)
+        async def names(self) -> list[str]:
+            return ["kv-0", "kv-1", "kv-2"]
 
-        async def purge(self, life: Life, max_blocks: int) -> int:
-            purged.append(life)
-            return 0
+        async def forget(self, node_id: str) -> bool:
+            forgotten.append(node_id)
+            return True
 
     now: list[float] = [0.0]
-    publisher = publishing(Lives(Unavailable("away")), lambda: now[0])
-    await publisher.clean()
-    assert set(purged) == {Life("kv-0", "4" * 32), renamed}
-    now[0] = DEAD_GRACE_S - 1
-    await publisher.clean()
-    assert quiet not in purged
+    publisher = publishing(Names(Unavailable("away")), lambda: now[0])
+    for now[0] in (0.0, DEAD_GRACE_S - 1):
+        await publisher.clean()
+        assert forgotten == []
     now[0] = DEAD_GRACE_S
     await publisher.clean()
-    assert quiet in purged
-    assert own not in purged
+    assert forgotten == ["kv-2"], "and never itself"
 
 
 class Starting:

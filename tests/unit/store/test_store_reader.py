@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from xxhash import xxh3_64_digest
 
-from pinyon.api.kvstore.v1 import kvstore_pb2
-from pinyon.core.errors import InvalidArgument, PinyonError, Unavailable
+from pinyon.api.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
+from pinyon.core.errors import FailedPrecondition, InvalidArgument, PinyonError, Unavailable
 from pinyon.store.kv_memory import KvMemory
 from pinyon.store.node_channels import NodeChannels
-from pinyon.store.reader import LEASE_SLACK_S, BlockReader, ReadResult
+from pinyon.store.reader import LEASE_S, LEASE_SLACK_S, BlockReader, PartRange, ReadResult
 from pinyon.transfer import Access, TransferEngine, TransferRequest, TransferResult
 from tests.unit.store.block_holder import BLOCK, KEYS, PATIENT, WAIT_S, Holder, serving
+from tests.waiting import eventually
 
 
 class Place:
@@ -51,12 +53,15 @@ class LateEngine(TransferEngine):
 
     place: Place
     pass_s = 0.0
+    waits_for: asyncio.Event | None = None
     requests: Sequence[TransferRequest] = ()
 
     async def transfer_async(
         self, requests: Sequence[TransferRequest], timeout_s: float | None = None
     ) -> list[TransferResult]:
         self.requests = requests
+        if self.waits_for is not None:
+            await self.waits_for.wait()
         results = await super().transfer_async(requests, timeout_s)
         self.place.now += self.pass_s
         return results
@@ -85,7 +90,9 @@ async def test_all_arrive_in_their_places(holder: Holder, place: Place) -> None:
     assert await place.fetch() == 8
     assert place.blocks(8)
     await place.settled(holder)
-    assert holder.asked[0].lease_ms == round((WAIT_S + LEASE_SLACK_S) * 1000)
+    assert holder.asked[0].lease_ms == LEASE_S * 1000
+    assert await place.fetch(timeout_s=2.0) == 8
+    assert holder.asked[1].lease_ms == round((2.0 + LEASE_SLACK_S) * 1000)
 
 
 async def test_the_way_to_the_holder_is_all_that_it_said(holder: Holder, place: Place) -> None:
@@ -238,16 +245,97 @@ async def test_a_holder_that_does_not_answer_is_left_in_time(holder: Holder, pla
     holder.gate.set()
 
 
-async def test_channels_are_shared_and_a_bounded_number_stays_open() -> None:
-    channels = NodeChannels(max_idle=2)
-    async with channels.use("127.0.0.1:1") as first, channels.use("127.0.0.1:1") as same:
-        assert first is same
-        async with channels.use("127.0.0.1:2"), channels.use("127.0.0.1:3"):
-            assert len(channels._channels) == 3
-        assert [address for address, _ in channels._channels] == ["127.0.0.1:1", "127.0.0.1:2"], (
-            "unused ones go, used ones stay"
-        )
+async def test_channels_are_shared_and_a_bounded_number_stays_open(holder: Holder, place: Place) -> None:
+    channels, asked = NodeChannels(max_idle=2), kvstore_pb2.AcquireRequest()
+
+    async def ask(address: str) -> None:
+        await channels.call(address, kvstore_pb2_grpc.BlockReadServiceStub, "Acquire", asked, WAIT_S)
+
+    holder.gate.clear()
+    waiting = [asyncio.create_task(ask(place.address)) for _ in range(2)]
+    await eventually(lambda: len(holder.asked) == 2, "both calls are under way")
+    (used,) = channels._channels
+    for port in (1, 2, 3):
+        with pytest.raises(Unavailable):
+            await ask(f"127.0.0.1:{port}")
+    assert [address for address, _ in channels._channels] == [used[0], "127.0.0.1:3"], "unused ones go, used ones stay"
+    holder.gate.set()
+    await asyncio.gather(*waiting)
     await channels.close()
-    with pytest.raises(PinyonError):
-        async with channels.use("127.0.0.1:1"):
-            pass
+    with pytest.raises(FailedPrecondition):
+        await ask(place.address)
+
+
+def short(reply: kvstore_pb2.AcquireResponse) -> None:
+    reply.lease_ms = 200
+
+
+async def test_a_read_that_takes_long_renews_its_lease(holder: Holder, place: Place) -> None:
+    holder.twist = short
+    place.engine.waits_for = holder.renewed
+    assert await place.fetch() == 8
+    assert holder.renewals >= 3
+    await place.settled(holder)
+
+
+async def test_a_lease_that_is_not_renewed_ends_the_read(holder: Holder, place: Place) -> None:
+    holder.twist, holder.renews = short, False
+    place.engine.waits_for, place.engine.pass_s = holder.renewed, 0.2
+    assert await place.read() == ReadResult(0, worked=None)
+    assert holder.renewals == 1
+    await place.settled(holder)
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+async def test_bytes_that_do_not_match_their_checksum_are_a_miss(holder: Holder, place: Place, bad: int) -> None:
+    def sums(reply: kvstore_pb2.AcquireResponse) -> None:
+        for number, block in enumerate(reply.blocks):
+            block.checksums = xxh3_64_digest(bytes([number]) * BLOCK)
+
+    holder.twist = sums
+    assert await place.read() == ReadResult(8, worked=True)
+    holder.memory[bad * BLOCK + 7] ^= 1
+    assert await place.read() == ReadResult(bad, worked=True), "the node is not to blame for one block"
+    assert place.reader.corrupt == 1
+    await place.settled(holder)
+    assert holder.complaints == [bad]
+    holder.memory[7 * BLOCK] ^= 1
+    assert await place.read() == ReadResult(bad, worked=False), "the path is not to be trusted"
+
+
+@pytest.mark.parametrize("sums", [b"short", bytes(8 * 2000)])
+async def test_checksums_that_make_no_sense_are_a_miss(holder: Holder, place: Place, sums: bytes) -> None:
+    holder.twist = lambda reply: setattr(reply.blocks[2], "checksums", sums)
+    assert await place.fetch() == 2
+    await place.settled(holder)
+
+
+async def test_parts_of_blocks_are_read_alone(holder: Holder, place: Place) -> None:
+    quarter = BLOCK // 4
+    for block in range(8):
+        for part in range(4):
+            at = block * BLOCK + part * quarter
+            holder.memory[at : at + quarter] = bytes([16 * part + block]) * quarter
+
+    def sums(reply: kvstore_pb2.AcquireResponse) -> None:
+        for number, block in enumerate(reply.blocks):
+            block.checksums = b"".join(xxh3_64_digest(bytes([16 * part + number]) * quarter) for part in range(4))
+
+    holder.twist = sums
+    two = KvMemory.whole(place.region, 2 * quarter)
+    places = [two.pieces(slot) for slot in range(8)]
+
+    async def read() -> ReadResult:
+        return await place.reader.read(place.address, KEYS, places, 2 * quarter, WAIT_S, parts=PartRange(1, 2, 4))
+
+    assert await read() == ReadResult(8, worked=True)
+    for block in range(8):
+        expected = bytes([16 + block]) * quarter + bytes([32 + block]) * quarter
+        assert place.memory[block * 2 * quarter : (block + 1) * 2 * quarter] == expected
+    holder.memory[5 * BLOCK] ^= 1  # in a part that is not read
+    assert await read() == ReadResult(8, worked=True)
+    holder.memory[5 * BLOCK + quarter] ^= 1
+    assert await read() == ReadResult(5, worked=True)
+    holder.twist = lambda reply: setattr(reply.blocks[0], "checksums", bytes(8))
+    assert (await read()).leading == 0, "it was put as a whole, so that nobody can check a part"
+    await place.settled(holder)

@@ -101,7 +101,7 @@ def options(program: str, *words: str) -> frozenset[str] | None:
     elif program == "./dev" and words[0] == "bench":
         text = sources("bench/__main__.py", "bench/report.py", *(f"bench/{name}*.py" for name in words[1:]))
     elif program == "./dev" and words[0] not in ("up", "demo"):
-        text = sources("dev", "tests/chaos/*.py", "tests/clients/*.py")
+        text = sources("dev", "tests/chaos/*.py", "tests/clients/*.py", "tests/vopr/runner.py")
     elif program == "./dev":
         text = told(services, [*words[:1]])
     else:

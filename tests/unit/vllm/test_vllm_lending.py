@@ -118,6 +118,24 @@ async def test_a_lease_ends_by_time_if_it_is_not_released(pair: Pair) -> None:
     assert not await pair.take(lease)
 
 
+async def test_a_renewed_lease_ends_later(pair: Pair) -> None:
+    pair.fill(1)
+    lease = await pair.acquire(1)
+    pair.now_s = 19.0
+    request = kvstore_pb2.RenewRequest(lease_id=lease.lease_id, lease_ms=5_000)
+    assert (await pair.lending.Renew(request, None)).lease_ms == 5_000
+    pair.now_s = 21.0
+    await pair.acquire(3)  # what is overdue ends
+    assert len(pair.lending) == 1
+    assert await pair.take(lease)
+    pair.now_s = 25.0
+    assert (await pair.lending.Renew(request, None)).lease_ms == 0, "it is over"
+    await pair.acquire(3)
+    assert not len(pair.lending)
+    assert not await pair.take(lease)
+    assert (await pair.lending.Renew(request, None)).lease_ms == 0
+
+
 async def test_a_lease_that_ends_while_it_is_made_opens_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.fill(1, 2)
     grant = pair.lender.grant

@@ -66,20 +66,24 @@ class Index:
 
     def __init__(self) -> None:
         self.runs = [("kv-0", 1), ("kv-1", 2)]
+        self.others: list[tuple[str, int]] = []
+        """Further copies, for those who could not read the first ones."""
         self.error: Exception | None = None
         self.hangs = False
         self.asked: list[list[bytes]] = []
         self.entered = asyncio.Event()
 
-    async def leading(self, keys, object_bytes, timeout_s) -> list[tuple[NodeRecord, int]]:
+    async def leading(self, keys, object_bytes, timeout_s, without=()) -> list[tuple[NodeRecord, int]]:
         assert (object_bytes, timeout_s) == (LAYOUT.block_bytes, TIMEOUT_S)
-        self.asked.append(list(keys))
+        self.asked += [list(keys)] if not without else []
         self.entered.set()
         if self.hangs:
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
-        return [(NodeRecord(name, "0" * 32, f"{name}:1"), count) for name, count in self.runs]
+        return [
+            (NodeRecord(name, "0" * 32, f"{name}:1"), count) for name, count in (self.others if without else self.runs)
+        ]
 
 
 class World:
@@ -152,6 +156,15 @@ async def test_a_source_that_failed_is_not_asked_until_its_pause_ends(world: Wor
     world.source.errors.clear()
     assert (await world.fetch(PEER, STORE)).peer_blocks == 4
     assert world.source.reads == [("peer:1", 4), ("store:1", 4), ("peer:1", 1), ("peer:1", 3)]
+
+
+async def test_what_a_source_lacks_is_read_from_another_copy(world: World) -> None:
+    world.source.lacks["peer:1"] = set(KEYS[1:])
+    world.source.lacks["kv-7:1"] = {KEYS[3]}
+    world.index.others = [("kv-7", 2), ("kv-8", 1)]
+    fetched = await world.fetch(PEER)
+    assert (fetched.peer_blocks, fetched.store_blocks) == (1, 3)
+    assert world.source.reads == [("peer:1", 4), ("kv-7:1", 3), ("kv-8:1", 1)]
 
 
 async def test_a_failed_source_is_tried_with_one_block_by_one_prompt(world: World) -> None:

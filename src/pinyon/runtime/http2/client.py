@@ -1,4 +1,4 @@
-"""The client side: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it."""
+"""The client side: one connection for one stream, as :mod:`pinyon.runtime.duplex` needs it, or for many calls."""
 
 from __future__ import annotations
 
@@ -28,10 +28,84 @@ FAREWELL_S = 0.2
 _log = logging.getLogger("pinyon.http2")
 
 
-class Http2Call(MessageStream):
-    """A call to ``address`` (``host:port``), which connects at once.
+async def dial(
+    protocol: Http2Protocol, settled: asyncio.Event, address: str, tls: ssl.SSLContext | None, name: str
+) -> None:
+    """Connects to ``address``, and waits for the event that the peer's settings are there.
 
-    ``read`` raises the end of the call as a :class:`PinyonError`, and then returns :data:`EOF`."""
+    ``tls`` has ALPN set; ``name`` must be in the peer's certificate. Raises :class:`Unavailable`."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            host, port = parse_address(address)
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: protocol, host, port, ssl=tls, server_hostname=name if tls is not None else None
+            )
+            if tls is not None and not transport.get_extra_info("ssl_object").selected_alpn_protocol():
+                raise Unavailable(f"{address} speaks TLS, and not HTTP/2 over it")
+            await settled.wait()
+    except TimeoutError:
+        raise Unavailable(f"no connection to {address} within {CONNECT_S:g} s") from None
+    except PinyonError:
+        raise
+    except (OSError, ssl.CertificateError) as error:
+        raise Unavailable(f"no connection to {address}: {getattr(error, 'strerror', None) or error}") from None
+    except Exception as error:  # for example, a name that cannot be looked up
+        _log.info("no connection to %s", address, exc_info=error)
+        raise Unavailable(f"no connection to {address}: {error}") from None
+
+
+class ClientStream(MessageStream):
+    """A call on a connection. ``read`` raises its end as a :class:`PinyonError`, and then returns :data:`EOF`."""
+
+    _answered = False
+    """True once the headers before the first message have come."""
+    _status = ""
+    """The status in the peer's trailers."""
+
+    def begin(self, stream: Http2Stream) -> Http2Stream:
+        """Takes the stream that this is the receiver of, and returns it."""
+        self._stream = stream
+        return stream
+
+    def _fail(self, error: PinyonError) -> None:
+        if self._error is None and not self._no_more:
+            self._error = error
+        self._wake()
+        self.writable()
+
+    # -- called by the stream
+
+    def headed(self, fields: Sequence[Field], end: bool) -> None:
+        if end:
+            ended = parse_trailers(fields)
+            self._status = ended.code
+            if ended.code != "OK":
+                self._fail(error_from_status(ended.code, ended.message, ended.metadata))
+        elif not self._answered:
+            self._answered = True
+            if not is_answer(fields):
+                ended = parse_trailers(fields)
+                self._fail(error_from_status(ended.code, ended.message, ()))
+                cast("Http2Stream", self._stream).reset(ErrorCode.CANCEL)
+
+    def half_closed(self) -> None:
+        if not self._status:
+            self._fail(Internal("the peer ended the call without a status"))
+        super().half_closed()
+
+    def failed(self, error: StreamFailed) -> None:
+        self._fail(error_from_code(error.status or "INTERNAL", error.reason))
+        super().failed(error)
+
+    def _next(self) -> Any:
+        try:
+            return super()._next()
+        except DecodeError:
+            raise Internal("the peer's message cannot be parsed") from None
+
+
+class Http2Call(ClientStream):
+    """A call to ``address`` (``host:port``), which connects at once."""
 
     def __init__(
         self,
@@ -45,10 +119,6 @@ class Http2Call(MessageStream):
         """Begins to connect. ``tls`` has ALPN set; ``name`` must be in the peer's certificate."""
         self._connected: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._settings = asyncio.Event()
-        self._answered = False
-        """True once the headers before the first message have come."""
-        self._status = ""
-        """The status in the peer's trailers."""
         self._gone = asyncio.Event()
         protocol = Http2Protocol(Http2Connection, self._heard, self._lost)
         super().__init__(protocol, decode, encode)
@@ -58,26 +128,12 @@ class Http2Call(MessageStream):
 
     async def _connect(self, address: str, tls: ssl.SSLContext | None, name: str) -> None:
         try:
-            async with asyncio.timeout(CONNECT_S):
-                host, port = parse_address(address)
-                transport, _ = await self._loop.create_connection(
-                    lambda: self._protocol, host, port, ssl=tls, server_hostname=name if tls is not None else None
-                )
-                if tls is not None and not transport.get_extra_info("ssl_object").selected_alpn_protocol():
-                    raise Unavailable(f"{address} speaks TLS, and not HTTP/2 over it")
-                await self._settings.wait()
+            await dial(self._protocol, self._settings, address, tls, name)
             self._stream = self._protocol.connection.open(self._head, self)
-        except TimeoutError:
-            self._fail(Unavailable(f"no connection to {address} within {CONNECT_S:g} s"))
-        except (OSError, ssl.CertificateError) as error:
-            self._fail(Unavailable(f"no connection to {address}: {getattr(error, 'strerror', None) or error}"))
         except StreamFailed as error:
             self.failed(error)
         except PinyonError as error:
             self._fail(error)
-        except Exception as error:  # for example, a name that cannot be looked up
-            _log.info("no connection to %s", address, exc_info=error)
-            self._fail(Unavailable(f"no connection to {address}: {error}"))
         finally:
             if not self._connected.done():
                 self._connected.set_result(self._stream is not None)
@@ -90,12 +146,6 @@ class Http2Call(MessageStream):
         self._gone.set()
         self._settings.set()  # the task that waits for settings then finds that the call is over
         self._fail(Unavailable("the peer is gone"))
-
-    def _fail(self, error: PinyonError) -> None:
-        if self._error is None and not self._no_more:
-            self._error = error
-        self._wake()
-        self.writable()
 
     # -- as in a call of grpcio
 
@@ -145,33 +195,3 @@ class Http2Call(MessageStream):
         if self._stream is not None:
             self._stream.receiver = NOBODY
             self._stream = None
-
-    # -- called by the stream
-
-    def headed(self, fields: Sequence[Field], end: bool) -> None:
-        if end:
-            ended = parse_trailers(fields)
-            self._status = ended.code
-            if ended.code != "OK":
-                self._fail(error_from_status(ended.code, ended.message, ended.metadata))
-        elif not self._answered:
-            self._answered = True
-            if not is_answer(fields):
-                ended = parse_trailers(fields)
-                self._fail(error_from_status(ended.code, ended.message, ()))
-                cast("Http2Stream", self._stream).reset(ErrorCode.CANCEL)
-
-    def half_closed(self) -> None:
-        if not self._status:
-            self._fail(Internal("the peer ended the call without a status"))
-        super().half_closed()
-
-    def failed(self, error: StreamFailed) -> None:
-        self._fail(error_from_code(error.status or "INTERNAL", error.reason))
-        super().failed(error)
-
-    def _next(self) -> Any:
-        try:
-            return super()._next()
-        except DecodeError:
-            raise Internal("the peer's message cannot be parsed") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from hpack import Decoder, Encoder, HPACKError  # type: ignore[import-untyped,unused-ignore]
 
@@ -49,6 +49,12 @@ SERVED_UNITS: Final = 64
 """The credit for a call that was served to its end: the cost of its stream and a head of some 20 fields."""
 _RESIZED = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}")
 """A header block that begins with three changes of the table's size; no more than two are needed (RFC 7541, 4.2)."""
+
+_REFERENCES = re.compile(rb"[\x81-\xfe]{1,32}")
+"""A header block of nothing but references to the tables: it changes neither side's, so it always means the same until
+a block that does (RFC 7541, 6.1). Calls that are made again and again have such heads and trailers."""
+REMEMBERED_MAX: Final = 8
+"""The largest number of such blocks that either way of a connection remembers."""
 
 
 class Http2Connection(StreamLink):
@@ -92,6 +98,8 @@ class Http2Connection(StreamLink):
         """The units spent since the last tick."""
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES)
+        self._encoded: dict[tuple[Field, ...], bytes] = {}
+        self._decoded: dict[bytes, list[Field]] = {}
         self._settled = False
         own = {wire.MAX_CONCURRENT_STREAMS: STREAMS_MAX} if self._server else {wire.ENABLE_PUSH: 0}
         own |= {
@@ -124,7 +132,11 @@ class Http2Connection(StreamLink):
 
     def headers(self, stream_id: int, fields: Sequence[Field], *, end: bool) -> bytes:
         """Returns the frames of a header block, to be sent in the order in which they are made: hpack has state."""
-        block: bytes = self._encoder.encode(fields)
+        known = tuple(fields)
+        block: bytes | None = self._encoded.get(known)
+        if block is None:
+            block = self._encoder.encode(fields)
+            _remember(self._encoded, known, block, block)
         size = self.send_frame
         flags = END_STREAM if end else 0
         if len(block) <= size:
@@ -305,12 +317,16 @@ class Http2Connection(StreamLink):
             raise ConnectionFailed(
                 ErrorCode.COMPRESSION_ERROR, "headers that change their table's size again and again"
             )
-        try:
-            fields: list[Field] = [(name, value) for name, value in self._decoder.decode(bytes(block), raw=True)]
-        except HPACKError as error:
-            raise ConnectionFailed(
-                ErrorCode.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}"
-            ) from None
+        packed = bytes(block)
+        fields = self._decoded.get(packed)
+        if fields is None:
+            try:
+                fields = [(name, value) for name, value in self._decoder.decode(packed, raw=True)]
+            except HPACKError as error:
+                raise ConnectionFailed(
+                    ErrorCode.COMPRESSION_ERROR, f"headers cannot be read: {type(error).__name__}"
+                ) from None
+            _remember(self._decoded, packed, fields, packed)
         self._spend(len(fields) * FRAME_UNITS)
         stream = self._streams.get(self._block_id)
         if stream is not None:
@@ -417,6 +433,7 @@ class Http2Connection(StreamLink):
                 self.send_frame = min(value, FRAME_BYTES)
             elif name == wire.HEADER_TABLE_SIZE:
                 self._encoder.header_table_size = min(value, HEADER_TABLE_BYTES)
+                self._encoded.clear()
                 changes = self._encoder.table_size_changes
                 if len(changes) > 2:  # hpack sends all in the next block; the least and the last suffice
                     changes[:] = [min(changes), changes[-1]]
@@ -464,6 +481,14 @@ _STATUS: Final[dict[ErrorCode, str]] = {
     ErrorCode.ENHANCE_YOUR_CALM: "RESOURCE_EXHAUSTED",
     ErrorCode.INADEQUATE_SECURITY: "PERMISSION_DENIED",
 }
+
+
+def _remember(known: dict[Any, Any], key: object, value: object, block: bytes) -> None:
+    """Remembers what a header block stands for, or forgets everything after one that may have changed the table."""
+    if len(known) >= REMEMBERED_MAX or not _REFERENCES.fullmatch(block):
+        known.clear()
+    else:
+        known[key] = value
 
 
 def _unpadded(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import binascii
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pinyon.runtime.http2.stream import Field
@@ -66,6 +67,15 @@ def request_head(path: str, authority: str, scheme: str) -> list[Field]:
         (b"content-type", b"application/grpc"),
         (b"user-agent", b"pinyon"),
     ]
+
+
+def timeout_field(timeout_s: float) -> Field:
+    """Returns the header of a deadline, up to 10 % later: so few differ, and hpack sends known ones as a byte.
+
+    The caller keeps to its own deadline."""
+    left_ms = max(1, ceil(min(timeout_s, 99_000.0) * 1e3))
+    step = 10 ** max(0, len(str(left_ms)) - 2)
+    return b"grpc-timeout", b"%dm" % (-(-left_ms // step) * step)
 
 
 def parse_request(fields: Iterable[Field]) -> Http2RequestHead | int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from pinyon.runtime.http2.connection import Http2Connection
@@ -23,6 +24,18 @@ UNREAD_BYTES = 8 << 20
 """Bytes that a peer may leave unread before it counts as gone: a message has 4 MiB at most, and all but one wait."""
 
 _log = logging.getLogger("pinyon.http2")
+
+
+@contextmanager
+def together(connection: Http2Connection) -> Iterator[None]:
+    """Sends all that is written within at once: each write is a system call, and wakes the peer. Nothing may wait."""
+    write, parts = connection.write, list[bytes]()
+    connection.write = parts.append
+    try:
+        yield
+    finally:
+        connection.write = write
+        write(b"".join(parts))
 
 
 class Http2Protocol(asyncio.Protocol):

@@ -14,7 +14,7 @@ from pinyon.runtime.http2.connection import Http2Connection
 from pinyon.runtime.http2.heads import ANSWER, Http2RequestHead, Metadata, parse_request, trailers
 from pinyon.runtime.http2.listener import Listener
 from pinyon.runtime.http2.messages import EOF, MessageStream
-from pinyon.runtime.http2.protocol import Http2Protocol
+from pinyon.runtime.http2.protocol import Http2Protocol, together
 from pinyon.runtime.http2.stream import Field, Http2Stream, StreamFailed
 from pinyon.runtime.http2.wire import ErrorCode
 
@@ -38,6 +38,7 @@ class SessionContext(MessageStream):
         self._server_side = protocol
         self._stream = stream
         self._head = head
+        self._began_s = self._loop.time()
         self._answered = False
         self._ended: tuple[str, str, Metadata] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -56,8 +57,17 @@ class SessionContext(MessageStream):
         """Returns the DNS names of the caller's certificate; None without one."""
         return self._server_side.identities
 
+    def time_remaining(self) -> float | None:
+        """Returns the seconds to the caller's deadline; None if it has none."""
+        limit_s = self._head.timeout_s
+        return None if limit_s is None else max(0.0, limit_s - (self._loop.time() - self._began_s))
+
     def invocation_metadata(self) -> Metadata:
         return self._head.metadata
+
+    @property
+    def connection(self) -> Http2Connection:
+        return self._protocol.connection
 
     def method(self) -> str:
         return self._head.path
@@ -269,7 +279,13 @@ class Http2Server:
                 if handler.response_streaming:
                     await handler.stream_stream(_requests(context), context)
                 else:
-                    await context.write(await handler.stream_unary(_requests(context), context))
+                    answer = await handler.stream_unary(_requests(context), context)
+                    with together(context.connection):
+                        if context.push(answer):
+                            context.served = True
+                            context.finish()
+                            return
+                    await context.write(answer)
             context.served = True
             context.finish()
         except grpc.aio.AbortError:

@@ -119,6 +119,16 @@ class MemoryTable:
                 self._expires(grant)
         return grant
 
+    def extend(self, grant: Grant, lifetime_s: float) -> bool:
+        """Moves the end of a grant to ``lifetime_s`` seconds from now. Returns False if it is over."""
+        with self._lock:
+            now_s = self._clock()
+            if not grant.alive or grant.expires_s <= now_s:
+                return False
+            grant.expires_s = now_s + lifetime_s
+            self._expires(grant)
+        return True
+
     def _expires(self, grant: Grant) -> None:
         """Notes when the grant expires. Lock held."""
         if len(self._deadlines) > 2 * self.grants + 64:  # mostly grants that were revoked before their time
@@ -170,7 +180,7 @@ class MemoryTable:
         with self._lock:
             while self._deadlines and self._deadlines[0][0] <= now_s:
                 grant = heapq.heappop(self._deadlines)[2]
-                if grant.alive:
+                if grant.alive and grant.expires_s <= now_s:  # not extended meanwhile
                     self._shut(grant)
                     overdue.append(grant)
         for grant in overdue:

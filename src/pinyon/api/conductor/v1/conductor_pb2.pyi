@@ -98,7 +98,7 @@ class Instance(_message.Message):
     def __init__(self, info: _Optional[_Union[InstanceInfo, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., schedulable: _Optional[bool] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself")
+    __slots__ = ("instance_id", "boot_id", "role", "address", "model", "model_fingerprint", "layout", "capacity_blocks", "max_batch", "max_context_tokens", "key_secret_id", "short_first", "server_url", "keeps_to_itself", "zone")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class InstanceInfo(_message.Message):
     SHORT_FIRST_FIELD_NUMBER: _ClassVar[int]
     SERVER_URL_FIELD_NUMBER: _ClassVar[int]
     KEEPS_TO_ITSELF_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     boot_id: str
     role: _common_pb2.Role
@@ -127,7 +128,8 @@ class InstanceInfo(_message.Message):
     short_first: bool
     server_url: str
     keeps_to_itself: bool
-    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ..., server_url: _Optional[str] = ..., keeps_to_itself: _Optional[bool] = ...) -> None: ...
+    zone: str
+    def __init__(self, instance_id: _Optional[str] = ..., boot_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., capacity_blocks: _Optional[int] = ..., max_batch: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., key_secret_id: _Optional[str] = ..., short_first: _Optional[bool] = ..., server_url: _Optional[str] = ..., keeps_to_itself: _Optional[bool] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("pending_requests", "running_requests", "pending_prefill_tokens", "used_blocks", "cached_blocks", "mean_tbt_ms", "draining", "failed_source_addresses", "room_wait_ms", "mean_batch", "mean_kv_tokens", "kv_tokens", "prefix_level_blocks", "shared_prefixes", "waiting_for_room", "room")
@@ -196,7 +198,7 @@ class BlockHolder(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ...) -> None: ...
 
 class ReportSessionRequest(_message.Message):
-    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids", "begun_prefill_request_ids", "first_tokens")
+    __slots__ = ("registration", "snapshot", "deltas", "load", "prefills", "ended_prefill_request_ids", "ended_decode_request_ids", "leaving", "begun_decode_request_ids", "begun_prefill_request_ids", "first_tokens", "reads")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +210,7 @@ class ReportSessionRequest(_message.Message):
     BEGUN_DECODE_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_PREFILL_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     registration: InstanceInfo
     snapshot: CacheSnapshot
     deltas: _containers.RepeatedCompositeFieldContainer[CacheDelta]
@@ -219,7 +222,18 @@ class ReportSessionRequest(_message.Message):
     begun_decode_request_ids: _containers.RepeatedScalarFieldContainer[str]
     begun_prefill_request_ids: _containers.RepeatedScalarFieldContainer[str]
     first_tokens: _containers.RepeatedCompositeFieldContainer[FirstTokenMeasurement]
-    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ..., begun_prefill_request_ids: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[_Union[FirstTokenMeasurement, _Mapping]]] = ...) -> None: ...
+    reads: WindowReads
+    def __init__(self, registration: _Optional[_Union[InstanceInfo, _Mapping]] = ..., snapshot: _Optional[_Union[CacheSnapshot, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[CacheDelta, _Mapping]]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[PrefillMeasurement, _Mapping]]] = ..., ended_prefill_request_ids: _Optional[_Iterable[str]] = ..., ended_decode_request_ids: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., begun_decode_request_ids: _Optional[_Iterable[str]] = ..., begun_prefill_request_ids: _Optional[_Iterable[str]] = ..., first_tokens: _Optional[_Iterable[_Union[FirstTokenMeasurement, _Mapping]]] = ..., reads: _Optional[_Union[WindowReads, _Mapping]] = ...) -> None: ...
+
+class WindowReads(_message.Message):
+    __slots__ = ("window_ms", "reads", "hot_reads")
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    HOT_READS_FIELD_NUMBER: _ClassVar[int]
+    window_ms: int
+    reads: int
+    hot_reads: int
+    def __init__(self, window_ms: _Optional[int] = ..., reads: _Optional[int] = ..., hot_reads: _Optional[int] = ...) -> None: ...
 
 class CacheSnapshot(_message.Message):
     __slots__ = ("seq", "keys", "first", "last")
@@ -296,16 +310,26 @@ class FirstTokenMeasurement(_message.Message):
     def __init__(self, placement_number: _Optional[int] = ..., ttft_us: _Optional[int] = ..., prefill_instance_id: _Optional[str] = ..., queue_us: _Optional[int] = ..., fetch_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., push_us: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., peer_tokens: _Optional[int] = ..., store_tokens: _Optional[int] = ...) -> None: ...
 
 class ReportSessionResponse(_message.Message):
-    __slots__ = ("lease_ms", "acked_seq", "resync", "sample_every")
+    __slots__ = ("lease_ms", "acked_seq", "resync", "sample_every", "copies")
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ACKED_SEQ_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_EVERY_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     lease_ms: int
     acked_seq: int
     resync: bool
     sample_every: int
-    def __init__(self, lease_ms: _Optional[int] = ..., acked_seq: _Optional[int] = ..., resync: _Optional[bool] = ..., sample_every: _Optional[int] = ...) -> None: ...
+    copies: CopyOrder
+    def __init__(self, lease_ms: _Optional[int] = ..., acked_seq: _Optional[int] = ..., resync: _Optional[bool] = ..., sample_every: _Optional[int] = ..., copies: _Optional[_Union[CopyOrder, _Mapping]] = ...) -> None: ...
+
+class CopyOrder(_message.Message):
+    __slots__ = ("target", "reads")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    reads: int
+    def __init__(self, target: _Optional[str] = ..., reads: _Optional[int] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
     __slots__ = ("role",)

@@ -22,18 +22,20 @@ PUT_SLOT_STATE_NO_SPACE: PutSlotState
 PUT_SLOT_STATE_BEING_PUT: PutSlotState
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class", "places")
+    __slots__ = ("keys", "object_bytes", "timeout_ms", "request_class", "places", "copies")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     object_bytes: int
     timeout_ms: int
     request_class: _common_pb2.RequestClass
     places: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+    copies: bool
+    def __init__(self, keys: _Optional[bytes] = ..., object_bytes: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., request_class: _Optional[_Union[_common_pb2.RequestClass, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ..., copies: _Optional[bool] = ...) -> None: ...
 
 class PutSlot(_message.Message):
     __slots__ = ("state", "offset_bytes")
@@ -44,22 +46,28 @@ class PutSlot(_message.Message):
     def __init__(self, state: _Optional[_Union[PutSlotState, str]] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("put_id", "slots", "segment")
+    __slots__ = ("put_id", "slots", "segment", "no_space")
     PUT_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    NO_SPACE_FIELD_NUMBER: _ClassVar[int]
     put_id: int
     slots: _containers.RepeatedCompositeFieldContainer[PutSlot]
     segment: _common_pb2.Segment
-    def __init__(self, put_id: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[PutSlot, _Mapping]]] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ...) -> None: ...
+    no_space: str
+    def __init__(self, put_id: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[PutSlot, _Mapping]]] = ..., segment: _Optional[_Union[_common_pb2.Segment, _Mapping]] = ..., no_space: _Optional[str] = ...) -> None: ...
 
 class PutEndRequest(_message.Message):
-    __slots__ = ("put_id", "commit")
+    __slots__ = ("put_id", "commit", "checksums", "parts")
     PUT_ID_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     put_id: int
     commit: bool
-    def __init__(self, put_id: _Optional[int] = ..., commit: _Optional[bool] = ...) -> None: ...
+    checksums: bytes
+    parts: int
+    def __init__(self, put_id: _Optional[int] = ..., commit: _Optional[bool] = ..., checksums: _Optional[bytes] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class PutEndResponse(_message.Message):
     __slots__ = ("committed",)
@@ -90,6 +98,40 @@ class RemoveResponse(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     removed: int
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
+
+class ReplicateRequest(_message.Message):
+    __slots__ = ("keys", "target", "timeout_ms")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    target: str
+    timeout_ms: int
+    def __init__(self, keys: _Optional[bytes] = ..., target: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class ReplicateResponse(_message.Message):
+    __slots__ = ("copied",)
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    copied: int
+    def __init__(self, copied: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("copied", "copied_bytes", "seen", "objects", "lost")
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    copied: int
+    copied_bytes: int
+    seen: int
+    objects: int
+    lost: int
+    def __init__(self, copied: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., seen: _Optional[int] = ..., objects: _Optional[int] = ..., lost: _Optional[int] = ...) -> None: ...
 
 class GetNodeStatusRequest(_message.Message):
     __slots__ = ()
@@ -158,20 +200,38 @@ class LayerPlace(_message.Message):
     def __init__(self, region: _Optional[int] = ..., base_bytes: _Optional[int] = ..., stride_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
 
 class BlockLocation(_message.Message):
-    __slots__ = ("index", "offset_bytes", "length_bytes")
+    __slots__ = ("index", "offset_bytes", "length_bytes", "checksums")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     index: int
     offset_bytes: int
     length_bytes: int
-    def __init__(self, index: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+    checksums: bytes
+    def __init__(self, index: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., checksums: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("lease_id", "lease_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    lease_ms: int
+    def __init__(self, lease_id: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("lease_ms",)
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_ms: int
+    def __init__(self, lease_ms: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("lease_id",)
+    __slots__ = ("lease_id", "corrupt")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
-    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+    corrupt: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_id: _Optional[int] = ..., corrupt: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("released",)

@@ -55,6 +55,16 @@ class KvStoreServiceStub:
                 request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RemoveRequest.SerializeToString,
                 response_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RemoveResponse.FromString,
                 _registered_method=True)
+        self.Replicate = channel.unary_unary(
+                '/pinyon.api.kvstore.v1.KvStoreService/Replicate',
+                request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_stream(
+                '/pinyon.api.kvstore.v1.KvStoreService/Drain',
+                request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.GetNodeStatus = channel.unary_unary(
                 '/pinyon.api.kvstore.v1.KvStoreService/GetNodeStatus',
                 request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.GetNodeStatusRequest.SerializeToString,
@@ -94,6 +104,21 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replicate(self, request, context):
+        """Copies objects to another node, which gets their checksums too. Answers when all are there or will not be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes no more puts, and copies to other nodes what has no other copy, the hottest first. The stream's end says that
+        nothing is left to do: the node may be stopped. If the caller leaves before, the node goes on as if nothing had been.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNodeStatus(self, request, context):
         """What the node holds and can hold.
         """
@@ -123,6 +148,16 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Remove,
                     request_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RemoveRequest.FromString,
                     response_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RemoveResponse.SerializeToString,
+            ),
+            'Replicate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicate,
+                    request_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainResponse.SerializeToString,
             ),
             'GetNodeStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNodeStatus,
@@ -250,6 +285,60 @@ class KvStoreService:
             _registered_method=True)
 
     @staticmethod
+    def Replicate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pinyon.api.kvstore.v1.KvStoreService/Replicate',
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateRequest.SerializeToString,
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReplicateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pinyon.api.kvstore.v1.KvStoreService/Drain',
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainRequest.SerializeToString,
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetNodeStatus(request,
             target,
             options=(),
@@ -292,6 +381,11 @@ class BlockReadServiceStub:
                 request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/pinyon.api.kvstore.v1.BlockReadService/Renew',
+                request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewRequest.SerializeToString,
+                response_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/pinyon.api.kvstore.v1.BlockReadService/Release',
                 request_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
@@ -305,6 +399,13 @@ class BlockReadServiceServicer:
 
     def Acquire(self, request, context):
         """Leases the leading run of the given blocks that are held here: until the lease ends they are not evicted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """Lengthens a lease, for a read that takes long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,6 +425,11 @@ def add_BlockReadServiceServicer_to_server(servicer, server):
                     servicer.Acquire,
                     request_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireRequest.FromString,
                     response_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewRequest.FromString,
+                    response_serializer=pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -359,6 +465,33 @@ class BlockReadService:
             '/pinyon.api.kvstore.v1.BlockReadService/Acquire',
             pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireRequest.SerializeToString,
             pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.AcquireResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pinyon.api.kvstore.v1.BlockReadService/Renew',
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewRequest.SerializeToString,
+            pinyon_dot_api_dot_kvstore_dot_v1_dot_kvstore__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,
