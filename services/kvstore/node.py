@@ -345,10 +345,11 @@ class StoreNode:
         self._changed()
         return evicted
 
-    def share_pool(self, others_bytes: int) -> None:
+    async def share_pool(self, others_bytes: int) -> None:
         """Takes the capacity of all other live nodes: see :meth:`ObjectTable.share_pool`."""
-        if self.table.share_pool(self.table.capacity_bytes + others_bytes, self._clock()):
+        while self.table.share_pool(self.table.capacity_bytes + others_bytes, self._clock()):
             self._changed()
+            await asyncio.sleep(0)
 
     # -- for administrators
 

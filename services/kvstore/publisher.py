@@ -189,7 +189,7 @@ class MetadataPublisher:
         """Tells the node of the others' capacity, and forgets those that have been gone for a while."""
         now, own = self._clock(), self._record.node_id
         others = {node.node_id: node.capacity_bytes for node in await self.metadata.nodes() if node.node_id != own}
-        self._node.share_pool(sum(others.values()))
+        await self._node.share_pool(sum(others.values()))
         gone = set(await self.metadata.names()) - {*others, own}
         self._dead_since = {name: self._dead_since.get(name, now) for name in gone}
         for name, since in self._dead_since.items():

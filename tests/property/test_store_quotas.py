@@ -13,7 +13,7 @@ from pinyon.eviction import EVICTION_POLICIES, Traits
 from pinyon.paging import LeaseTable
 from pinyon.store.allocator import OffsetAllocator
 from pinyon.store.kv_object import SlotState
-from pinyon.store.objects import ObjectTable
+from pinyon.store.objects import EVICTED_MAX, ObjectTable
 from pinyon.store.quotas import parse_quotas
 from tests.long import usually
 from tests.store_integrity import check_table
@@ -171,3 +171,22 @@ def test_quotas_are_read_from_text() -> None:
     for wrong in ("anna", "anna=", "anna=-1", "anna=1.5", "anna=101%", "anna=1GB", "anna=1,anna=2", "anna=%"):
         with pytest.raises(InvalidArgument, match="NAME=MIB"):
             parse_quotas(wrong)
+
+
+def test_what_a_smaller_quota_evicts_goes_in_portions() -> None:
+    held, kept = EVICTED_MAX + 300, 100
+    capacity, keys = (held + 8) * SIZE, [number.to_bytes(16) for number in range(held + 1)]
+    table = ObjectTable(
+        OffsetAllocator(capacity), EVICTION_POLICIES.make("lru"), LeaseTable(), quotas={"*": held * SIZE}
+    )
+    put_id, _ = table.put_start(keys[:held], SIZE, 0.0, 1.0, Traits("", "carl"))
+    table.close_put(put_id)
+    table.end_put(put_id, commit=True, now_s=0.0)
+    assert len(table) == held
+    pool_bytes = table.quotas.pool_bytes = capacity * held // kept
+    assert table.put_start(keys[held:], SIZE, 1.0, 1.0, Traits("", "carl"))[0] == 0, "too many would go for one put"
+    for expected in (held - EVICTED_MAX, kept):
+        assert table.share_pool(pool_bytes, 1.0)
+        assert len(table) == expected
+    assert not table.share_pool(pool_bytes, 1.0)
+    assert table.put_start(keys[held:], SIZE, 1.0, 1.0, Traits("", "carl"))[0]

@@ -147,6 +147,8 @@ class ObjectTable:
                 slots.append(PutSlot(SlotState.BEING_PUT))
                 continue
             excess = self.quotas.excess(traits.tenant, object_bytes)
+            if excess is not None and len(excess) > self._may_evict:
+                excess = None  # the quota shrank; see `share_pool`
             self._evict_for_quota(excess or [], now_s)
             offset = None if excess is None else self._make_room(object_bytes, now_s)
             if offset is None:
@@ -425,6 +427,7 @@ class ObjectTable:
         self._unlist(held)
 
     def _evict_for_quota(self, objects: Sequence[KvObject], now_s: float) -> None:
+        self._may_evict -= len(objects)
         for held in objects:
             if not held.demoting:
                 self.eviction.evict([held.key], now_s)
@@ -432,9 +435,11 @@ class ObjectTable:
             self._evict(held)
 
     def share_pool(self, pool_bytes: int, now_s: float) -> bool:
-        """Takes the capacity of all live nodes, of which quotas in bytes are divided. Returns whether objects went."""
+        """Takes the capacity of all live nodes, of which quotas in bytes are divided. Returns whether objects went.
+
+        At most ``EVICTED_MAX`` go at once; call it until none goes."""
         self.quotas.pool_bytes = pool_bytes
-        objects = [each for tenant in self.quotas.accounts for each in self.quotas.excess(tenant) or ()]
+        objects = [each for tenant in self.quotas.accounts for each in self.quotas.excess(tenant) or ()][:EVICTED_MAX]
         self._evict_for_quota(objects, now_s)
         return bool(objects)
 

@@ -77,7 +77,7 @@ class Node:
     def room(self) -> NodeRoom:
         return NodeRoom()
 
-    def share_pool(self, others_bytes: int) -> None: ...
+    async def share_pool(self, others_bytes: int) -> None: ...
 
     def put(self, key: bytes) -> None:
         put_id, _ = self.table.put_start([key], 64, 0.0, 1.0)
