@@ -24,8 +24,9 @@ from pinyon.transfer import TransferEngine
 from services.kvstore.node import StoreNode
 
 COPY_S = 10.0
-"""The time limit of copies that name none, in seconds."""
+"""The time limit of one put, and of copies that name none, in seconds. So long, a node that dies leaves room reserved."""
 COPY_MAX_S = 60.0
+"""The longest time limit of copies, in seconds."""
 COPY_BYTES = 32 << 20
 """The bytes that are on their way at once, for one of at most ``COPIES_AT_ONCE`` callers.
 
@@ -135,7 +136,7 @@ class Copier:
 
     async def _write(self, objects: Sequence[KvObject], target: NodeRecord, deadline: float) -> list[bytes]:
         """Puts objects that are alike to the target."""
-        left_s = self._left_s(deadline)
+        left_s = min(COPY_S, self._left_s(deadline))
         size, sums = objects[0].size, objects[0].checksums
         outcomes = await self._writer.write(
             target.address,
