@@ -67,9 +67,9 @@ async def test_bytes_that_change_on_their_way_do_not_cost_the_copy(
     moved = TransferEngine.transfer_async
 
     async def noisy(
-        engine: TransferEngine, requests: list[TransferRequest], timeout_s: float | None = None
+        engine: TransferEngine, requests: list[TransferRequest], timeout_s: float | None = None, **how: bool
     ) -> list[TransferResult]:
-        results = await moved(engine, requests, timeout_s)
+        results = await moved(engine, requests, timeout_s, **how)
         if requests[0].opcode is Opcode.READ:
             client.memory[OBJECT + 5] ^= 1
         return results
@@ -87,9 +87,11 @@ async def test_a_source_that_changes_while_it_is_read_is_found(node: Node, clien
     objects = client.fill([1])
     moved = client.engine.transfer_async
 
-    async def late(requests: list[TransferRequest], timeout_s: float | None = None) -> list[TransferResult]:
+    async def late(
+        requests: list[TransferRequest], timeout_s: float | None = None, **how: bool
+    ) -> list[TransferResult]:
         client.memory[9] ^= 1
-        return await moved(requests, timeout_s)
+        return await moved(requests, timeout_s, **how)
 
     client.engine.transfer_async = late  # type: ignore[method-assign]
     assert await client.store.put(objects, OBJECT, WAIT_S) == (PutOutcome.STORED,)

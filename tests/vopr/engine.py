@@ -133,7 +133,7 @@ class SimEngine:
     # -- moving bytes
 
     async def transfer_async(
-        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None, *, checksum: bool = True
     ) -> list[TransferResult]:
         """Moves requests that all name one peer; returns a result for each."""
         wire = self.wire

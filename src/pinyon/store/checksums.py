@@ -12,12 +12,18 @@ from collections.abc import Callable, Sequence
 from xxhash import xxh3_64, xxh3_64_digest
 
 from pinyon.store.kv_memory import Pieces
+from pinyon.transfer import TransferRequest
 
 AT_ONCE_BYTES = 1 << 20
 """The bytes that are checked on the event loop, within 0.15 ms; more bytes are checked in a thread."""
 
 ViewOf = Callable[[bytes], memoryview | None]
 """A function that returns the bytes of a region by its key; None if they are not in host memory."""
+
+
+def in_host_memory(requests: Sequence[TransferRequest], view_of: ViewOf) -> bool:
+    """Returns whether the local bytes of all requests can be seen, so that their objects' checksums can be computed."""
+    return all(view_of(key) is not None for key in {each.local for each in requests})
 
 
 def checksums_of(pieces: Pieces, view_of: ViewOf, parts: int = 1) -> bytes | None:

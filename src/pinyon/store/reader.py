@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.logging import get_logger
 from pinyon.runtime.tasks import ended
 from pinyon.store.background import Background
-from pinyon.store.checksums import all_checksums
+from pinyon.store.checksums import all_checksums, in_host_memory
 from pinyon.store.kv_memory import Pieces, RemotePiece, part_of, side_by_side
 from pinyon.store.kv_object import CHECKSUM_BYTES, PARTS_MAX
 from pinyon.store.node_channels import NodeChannels
@@ -152,7 +152,6 @@ class BlockReader:
         if len(keys) != len(places):
             raise InvalidArgument("one place per key is needed", field="places")
         deadline = self._clock() + timeout_s
-        mover = arrivals or self._engine
         leading = 0
         worked: bool | None = None
         at_once = objects_at_once(places[0]) if places else 1
@@ -167,7 +166,7 @@ class BlockReader:
             )
             self._channels.reads[address] += len(keys[part])
             try:
-                got = await self._read_part(address, request, places[part], block_bytes, deadline, mover, parts)
+                got = await self._read_part(address, request, places[part], block_bytes, deadline, arrivals, parts)
             finally:
                 self._channels.reads[address] -= len(keys[part])
                 if not self._channels.reads[address]:
@@ -185,7 +184,7 @@ class BlockReader:
         places: Sequence[Pieces],
         block_bytes: int,
         deadline: float,
-        mover: Mover,
+        arrivals: Mover | None,
         parts: PartRange,
     ) -> ReadResult:
         nothing, unknown = ReadResult(0, worked=True), ReadResult(0, worked=None)
@@ -210,7 +209,12 @@ class BlockReader:
                 return nothing
             if left_s <= 0:
                 return unknown
-            results = await self._move(lease, requests, left_s, mover)
+            if arrivals is None:
+                seen = all(sums) and in_host_memory(requests, self._engine.view)
+                moving = self._engine.transfer_async(requests, left_s, checksum=not seen)
+            else:  # its caller uses parts of blocks, which have no checksum of their own
+                moving = arrivals.transfer_async(requests, left_s)
+            results = await self._renewed(lease, moving, left_s)
             if self._clock() >= lease.end_s:
                 return unknown
             good = next((number for number, result in enumerate(results) if not result.ok), len(results))
@@ -228,15 +232,15 @@ class BlockReader:
         worked = None if all(result.ok or result.reason.is_stale for result in results) else False
         return ReadResult(leading, worked)
 
-    async def _move(
-        self, lease: _Lease, requests: Sequence[TransferRequest], timeout_s: float, mover: Mover
+    async def _renewed(
+        self, lease: _Lease, moving: Awaitable[list[TransferResult]], timeout_s: float
     ) -> list[TransferResult]:
-        """Moves the bytes, and renews the lease as long as that takes."""
+        """Waits for what moves the bytes, and renews the lease as long as that takes."""
         if self._clock() + timeout_s <= lease.end_s:
-            return await mover.transfer_async(requests, timeout_s)
+            return await moving
         renewing = asyncio.ensure_future(self._renew(lease))
         try:
-            return await mover.transfer_async(requests, timeout_s)
+            return await moving
         finally:
             await ended(renewing)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from enum import Enum
@@ -15,11 +16,12 @@ from pinyon.core.request import UNKNOWN_CLASS, RequestClass
 from pinyon.messages.request_class import class_to_proto
 from pinyon.messages.segment import segment_from_proto
 from pinyon.runtime.logging import get_logger
+from pinyon.runtime.tasks import ended
 from pinyon.store.background import Background
-from pinyon.store.checksums import all_checksums
+from pinyon.store.checksums import all_checksums, in_host_memory
 from pinyon.store.kv_memory import Pieces
 from pinyon.store.node_channels import NodeChannels
-from pinyon.transfer import Opcode, TransferEngine, TransferRequest
+from pinyon.transfer import Opcode, TransferEngine, TransferRequest, TransferResult
 
 ABORT_S = 2.0
 """The seconds after which a PutEnd that gives room back is given up: the put ends by its timeout."""
@@ -105,14 +107,16 @@ class BlockWriter:
             left_s = deadline - self._clock()
             if not requests:
                 return outcomes
-            written = [pieces for (_, pieces), each in zip(objects, outcomes, strict=True) if each is PutOutcome.STORED]
-            sums: Sequence[bytes | None]
+            if left_s <= 0:
+                return [PutOutcome.FAILED if each is PutOutcome.STORED else each for each in outcomes]
+            stored = [number for number, each in enumerate(outcomes) if each is PutOutcome.STORED]
             if checksums:
-                sums = [each for each, then in zip(checksums, outcomes, strict=True) if then is PutOutcome.STORED]
+                sums: Sequence[bytes | None] = [checksums[number] for number in stored]
+                results = await self._engine.transfer_async(requests, left_s, checksum=False)
             else:
-                sums = await all_checksums(written, [parts] * len(written), object_bytes, self._engine.view)
-            results = await self._engine.transfer_async(requests, left_s) if left_s > 0 else []
-            if not results or not all(result.ok for result in results):
+                written = [objects[number][1] for number in stored]
+                results, sums = await self._move(requests, written, object_bytes, parts, left_s)
+            if not all(result.ok for result in results):
                 return [PutOutcome.FAILED if each is PutOutcome.STORED else each for each in outcomes]
             ending = kvstore_pb2.PutEndRequest(put_id=reply.put_id, commit=True)
             if None not in sums:  # memory of a device: the node computes them
@@ -149,6 +153,24 @@ class BlockWriter:
                 there += length
             outcomes.append(PutOutcome.STORED)
         return requests, outcomes
+
+    async def _move(
+        self,
+        requests: Sequence[TransferRequest],
+        written: Sequence[Pieces],
+        object_bytes: int,
+        parts: int,
+        timeout_s: float,
+    ) -> tuple[list[TransferResult], list[bytes | None]]:
+        """Moves objects and computes their checksums meanwhile; those of small ones first."""
+        view = self._engine.view
+        seen = in_host_memory(requests, view)
+        moving = asyncio.ensure_future(self._engine.transfer_async(requests, timeout_s, checksum=not seen))
+        try:
+            sums = await all_checksums(written, [parts] * len(written), object_bytes, view)
+            return await moving, sums
+        finally:
+            await ended(moving)
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         return await self._channels.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)

@@ -59,14 +59,16 @@ class AwaitedTransfers:
                 trip.way.endpoints.disown(trip.endpoint)
                 self._small.ended(trip, TransferStatus.TIMEOUT, Reason.DEADLINE)
 
-    async def transfer(self, requests: Sequence[TransferRequest], timeout_s: float | None) -> list[TransferResult]:
+    async def transfer(
+        self, requests: Sequence[TransferRequest], timeout_s: float | None, *, checksum: bool
+    ) -> list[TransferResult]:
         """Moves requests and waits; a task that is cancelled ends the transfer first.
 
         Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         trip = self._small.set_out(requests, timeout_s)
         end = None if trip is None else await self._move(trip)
         if end is None:
-            end = self._submissions.submit(requests, timeout_s)
+            end = self._submissions.submit(requests, timeout_s, checksum=checksum)
         return await end.wait_async() if isinstance(end, TransferHandle) else end
 
     async def _move(self, trip: Trip) -> TransferHandle | list[TransferResult] | None:

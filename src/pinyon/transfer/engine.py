@@ -266,10 +266,12 @@ class TransferEngine:
         return self._small.transfer(requests, timeout_s)
 
     async def transfer_async(
-        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None, *, checksum: bool = True
     ) -> list[TransferResult]:
-        """Transfers like :meth:`transfer`, for asyncio; cancelling the task stops the transfer first."""
-        return await self._awaited.transfer(requests, timeout_s)
+        """Transfers like :meth:`transfer`, for asyncio; cancelling the task stops the transfer first.
+
+        Callers that check the bytes themselves need no ``checksum``: tcp payloads go without one, except small ones."""
+        return await self._awaited.transfer(requests, timeout_s, checksum=checksum)
 
     def stats(self) -> TransferStats:
         """Returns a snapshot of the counters."""

@@ -64,13 +64,14 @@ class Submissions:
         requests: Sequence[TransferRequest],
         timeout_s: float | None,
         *,
+        checksum: bool = True,
         last: Callable[[Chain], None] | None = None,
         began: float | None = None,
     ) -> TransferHandle:
         """Starts requests without blocking. ``last``, which may block, starts the last chain in place of its peer.
 
-        ``began`` is when the caller began to move the requests, if that was earlier. Raises InvalidTransfer,
-        TransferLimitReached or EngineClosed."""
+        Without ``checksum``, tcp payloads go without one. ``began`` is when the caller began to move the requests, if
+        that was earlier. Raises InvalidTransfer, TransferLimitReached or EngineClosed."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidTransfer("timeout_s must be positive", field="timeout_s")
         if not 0 < len(requests) <= MAX_BATCH_REQUESTS:
@@ -95,6 +96,8 @@ class Submissions:
         locations = {key: region.location for key, region in regions.items()}
         plans = plan_chains(requests, self._limits, locations, self._streams)
         chains = [Chain(plan, regions, deadline, handle._chain_done) for plan in plans]
+        for chain in chains:
+            chain.checksum = checksum
         handle._start(chains)
         try:
             self._start(chains, regions, last or self._peers.submit)

@@ -57,12 +57,12 @@ class LateEngine(TransferEngine):
     requests: Sequence[TransferRequest] = ()
 
     async def transfer_async(
-        self, requests: Sequence[TransferRequest], timeout_s: float | None = None
+        self, requests: Sequence[TransferRequest], timeout_s: float | None = None, *, checksum: bool = True
     ) -> list[TransferResult]:
         self.requests = requests
         if self.waits_for is not None:
             await self.waits_for.wait()
-        results = await super().transfer_async(requests, timeout_s)
+        results = await super().transfer_async(requests, timeout_s, checksum=checksum)
         self.place.now += self.pass_s
         return results
 

@@ -156,6 +156,40 @@ def test_a_flipped_bit_fails_the_chain_and_not_the_server(host, opcode, nbytes) 
         here.tcp.close()
 
 
+@pytest.mark.parametrize("nbytes", [4096, 600_000])
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_a_chain_may_go_without_checksum_between_others(host, opcode, nbytes) -> None:
+    here, there = host(checksum="on"), host()
+    source, target = (there, here) if opcode is READ else (here, there)
+    for number, bare in enumerate((False, True, False, True)):
+        source.memory[:] = random.Random(number).randbytes(SIZE)
+        chain = here.chain(opcode, there.segment(), nbytes)
+        chain.checksum = not bare
+        assert here.tcp.run(chain, PATH) == DONE
+        assert target.memory[:nbytes] == source.memory[:nbytes]
+    assert here.tcp.endpoints == 1
+
+
+@pytest.mark.parametrize("opcode", [READ, WRITE])
+def test_whoever_wants_no_checksum_gets_the_bytes_as_they_come(host, opcode) -> None:
+    here, there = host(checksum="on"), host()
+    source, into = (there, here) if opcode is READ else (here, there)
+    source.memory[:] = random.Random(1).randbytes(SIZE)
+    wrong, at = "back" if opcode is READ else "there", handshake.HELLO_BYTES + 1000
+
+    def flip(direction: str, offset: int, data: bytes) -> bytes:
+        if direction == wrong and offset <= at < offset + len(data):
+            data = data[: at - offset] + bytes([data[at - offset] ^ 1]) + data[at - offset + 1 :]
+        return data
+
+    with Proxy(there.port, flip) as proxy:
+        chain = here.chain(opcode, there.segment(proxy.port), 600_000)
+        chain.checksum = False
+        assert here.tcp.run(chain, PATH) == DONE
+        assert sum(one != other for one, other in zip(source.memory, into.memory[:600_000], strict=False)) == 1
+        here.tcp.close()
+
+
 def test_a_header_changed_on_the_way_fails_too(host) -> None:
     """The checksum covers the descriptors: bytes of another place do not pass as the requested ones."""
     here, there = host(checksum="on"), host()

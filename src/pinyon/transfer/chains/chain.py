@@ -50,8 +50,8 @@ class Chain:
     runner has let go of the memory, so a late byte never lands after the final status."""
 
     __slots__ = (
-        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "deadline", "done", "failure"),
-        *("fence", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
+        *("_abort", "_lock", "_on_done", "_running", "_stop", "attempts", "checksum", "deadline", "done"),
+        *("failure", "fence", "local_location", "nbytes", "opcode", "regions", "remote", "remote_location", "slices"),
         "tried",
     )
 
@@ -67,6 +67,8 @@ class Chain:
         """Local regions by key, pinned until the end."""
         self.deadline = deadline
         """The deadline by the engine's clock."""
+        self.checksum = True
+        """False if its payload needs no checksum on its way: the caller has one."""
         self.fence = 0
         """Id of the link on which an attempt failed after it may have sent payload of a WRITE; 0 if none.
 

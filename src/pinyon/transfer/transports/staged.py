@@ -124,7 +124,7 @@ class _StagedChain(Chain):
         plan = ChainPlan(whole.remote, whole.opcode, slices, whole.nbytes)
         regions = {**whole.regions, buffer.region.key: buffer.region}
         super().__init__(plan, regions, whole.deadline, lambda chain, outcome: None)
-        self.fence = whole.fence
+        self.fence, self.checksum = whole.fence, whole.checksum
 
     def claim(self, abort: Callable[[], None]) -> bool:
         return self._whole.claim(abort)

@@ -64,13 +64,16 @@ class Connection(Endpoint):
     def exchange(self, chain: Chain) -> ChainOutcome:
         """Sends one frame and receives its answer."""
         deadline, slices, nbytes = chain.deadline, chain.slices, chain.nbytes
-        if len(slices) == 1:
+        checked = self._checked and chain.checksum
+        if not checked:
+            self._stream.keep_little()
+        if len(slices) == 1 and checked == self._checked:
             _, local, offset, key, remote_offset, _ = slices[0]
             outcome = self.move(chain.opcode, chain.regions[local], offset, key, remote_offset, nbytes, deadline)
             assert outcome is not None
             return outcome
         self._frame_id += 1
-        frame = wire.Frame(chain.opcode, len(slices), self._frame_id, nbytes, self._checked)
+        frame = wire.Frame(chain.opcode, len(slices), self._frame_id, nbytes, checked)
         head = wire.pack_frame(frame, map(_there, slices))
         seed = seed_of(head) if frame.checksum else None
         if chain.opcode is Opcode.READ:
