@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pinyon.api.kvstore.v1 import kvstore_pb2
@@ -175,3 +177,46 @@ async def test_a_lease_is_renewed_until_it_is_released(node: Node, client: Clien
     assert grant.expires_s - node.node._clock() > 10.0
     assert await release(node, lease)
     assert (await call(node.address, READ, "Renew", request)).lease_ms == 0
+
+
+async def test_objects_go_without_checksums_of_frames(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    moved = TransferEngine.transfer_async
+
+    async def watched(
+        engine: TransferEngine, requests: list[TransferRequest], timeout_s: float | None = None, **how: bool
+    ) -> list[TransferResult]:
+        asked.append(how["checksum"])
+        return await moved(engine, requests, timeout_s, **how)
+
+    monkeypatch.setattr(TransferEngine, "transfer_async", watched)
+    await client.stored([1, 2])
+    assert await client.fetch(node.address, [1, 2]) == 2
+    assert asked == [False, False]
+    monkeypatch.setattr(client.engine, "view", lambda key: None)  # as with memory of a GPU
+    await client.stored([3])
+    assert await client.fetch(node.address, [3]) == 1
+    assert asked[2:] == [True, True]
+
+
+async def test_a_put_without_checksums_ends_before_it_fails(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*_: object) -> list[bytes | None]:
+        raise MemoryError
+
+    monkeypatch.setattr("pinyon.store.writer.all_checksums", failing)
+    with pytest.raises(ExceptionGroup, match="TaskGroup"):
+        await client.store.put(client.fill([1]), OBJECT, WAIT_S)
+    await eventually(node.nothing_is_left, "the put is given up")
+    monkeypatch.undo()
+    await client.stored([1])
+    assert await client.fetch(node.address, [1]) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"parts": 0}, {"parts": 7}, {"parts": 4096}, {"runs": []}, {"places": [0, 1]}])
+async def test_puts_that_make_no_sense_are_refused(client: Client, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"equal parts|per object"):
+        await client.store.put(client.fill([1]), OBJECT, WAIT_S, **wrong)

@@ -25,6 +25,7 @@ from pinyon.runtime.logging import get_logger
 from pinyon.store.copies import COPIES_MAX, CopyPlan, plan_copies
 from pinyon.store.directory import BlockDirectory
 from pinyon.store.kv_memory import KvMemory, Pieces
+from pinyon.store.kv_object import PARTS_MAX
 from pinyon.store.metadata import StoreMetadata
 from pinyon.store.node_channels import NodeChannels
 from pinyon.store.reader import MAX_KEYS, WHOLE, BlockReader, PartRange, ReadTerms, objects_at_once
@@ -138,18 +139,22 @@ class StoreClient:
         in order.
 
         Takes at most ``timeout_s``, of which each of the nodes tried gets its share. When it returns or raises
-        (cancelled, too), the memory is not read any more. Raises Unavailable if Redis cannot be asked; the failure of a
-        single object is its outcome, not an error."""
+        (cancelled, too), the memory is not read any more. Raises Unavailable if Redis cannot be asked, and
+        InvalidArgument for what makes no sense; the failure of a single object is its outcome, not an error."""
         if self._writer is None:
             raise FailedPrecondition(_NO_ENGINE)
         if object_bytes <= 0 or timeout_s <= 0:
             raise InvalidArgument("object_bytes and timeout_s must be positive", field="object_bytes")
+        if not 0 < parts <= PARTS_MAX or object_bytes % parts:
+            raise InvalidArgument(f"{object_bytes} bytes do not have {parts} equal parts", field="parts")
         if not objects:
             return ()
         if runs is None:
             runs = [Run()] * len(objects)
         if places is None:
             places = range(len(objects))
+        if not len(runs) == len(places) == len(objects):
+            raise InvalidArgument("one run and one place per object are needed", field="runs")
         deadline = self._clock() + timeout_s
         keys = [key for key, _ in objects]
         nodes, located = await self._directory.locate(keys, timeout_s)

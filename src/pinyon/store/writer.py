@@ -168,9 +168,10 @@ class BlockWriter:
         moving = asyncio.ensure_future(self._engine.transfer_async(requests, timeout_s, checksum=not seen))
         try:
             sums = await all_checksums(written, [parts] * len(written), object_bytes, view)
-            return await moving, sums
-        finally:
+        except BaseException:
             await ended(moving)
+            raise
+        return await moving, sums
 
     async def _call(self, address: str, method: str, request: Any, timeout_s: float) -> Any:
         return await self._channels.call(address, kvstore_pb2_grpc.KvStoreServiceStub, method, request, timeout_s)
