@@ -120,7 +120,8 @@ def run_all(seeds: Iterable[int], processes: int, limit_s: float = inf) -> Itera
                 del running[pipe]
                 os.close(pipe)
                 os.waitpid(child, 0)
-                yield Report(**json.loads(said)) if said else Report(seed, f"its process died, or took over {SEED_S_MAX:g} s")
+                died = f"its process died, or took over {SEED_S_MAX:g} s"
+                yield Report(**json.loads(said)) if said else Report(seed, died)
             for _, child, _, late_s in running.values():
                 if time.monotonic() > late_s:
                     os.kill(child, signal.SIGKILL)
