@@ -63,7 +63,9 @@ class ConductorMetrics:
         self.deltas = count("pinyon_conductor_deltas_total", "Cache changes applied")
         self.snapshots = count("pinyon_conductor_snapshots_total", "Cache snapshots completed")
         self.gaps = count("pinyon_conductor_resyncs_total", "Snapshots asked for because changes were missing")
-        self.copy_orders = count("pinyon_conductor_copy_orders_total", "Hot blocks that store nodes were told to copy")
+        self.copy_orders = count(
+            "pinyon_conductor_copy_orders_total", "Times that a store node was told to copy hot blocks"
+        )
         self.moves_wanted = count(
             "pinyon_conductor_moves_wanted_total",
             "Requests that should wait elsewhere by the placement policy, sampled: once a second while there are any",

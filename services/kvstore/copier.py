@@ -24,7 +24,7 @@ from pinyon.transfer import TransferEngine
 from services.kvstore.node import StoreNode
 
 COPY_S = 10.0
-"""The time limit of one put, after which its room is given back, and of copies that name none. In seconds."""
+"""The seconds for one put, after which its room is given back; also the limit of copies that name none."""
 COPY_MAX_S = 60.0
 """The longest time limit of copies, in seconds."""
 COPY_BYTES = 32 << 20

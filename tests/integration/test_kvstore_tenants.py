@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from pinyon.api.common.v1 import common_pb2
 from pinyon.api.kvstore.v1 import kvstore_pb2
 from pinyon.core.block_keys import chain_block_keys, namespace, tokens_to_bytes
 from pinyon.core.request import RequestClass
+from pinyon.store.records import ENTRY_BYTES
 from pinyon.store.writer import PutOutcome
 from tests.integration.kvstore_parts import OBJECT, STORE, Client, Node, acquire, call, client_of, key, release
 from tests.integration.kvstore_parts import running_node as running
@@ -66,11 +68,31 @@ async def test_a_tenant_at_its_quota_loses_its_own_objects(redis_url: str, caplo
         assert "has no room: tenant 'anna' may hold 262144 bytes here" in caplog.text
         request = kvstore_pb2.PutStartRequest(keys=key(201), object_bytes=OBJECT)
         request.request_class.CopyFrom(common_pb2.RequestClass(kind="chat", turn=1, tenant="anna"))
-        assert "none of its objects may go" in (await call(node.address, STORE, "PutStart", request)).no_space
+        assert "too few of its objects may go" in (await call(node.address, STORE, "PutStart", request)).no_space
         assert node.figure("over_quota_objects_total") == 2
         assert await release(node, lease)
         assert await put(client, "anna", [200]) == (PutOutcome.STORED,)
         await eventually(node.nothing_is_left, "leases and puts are over")
+
+
+async def test_redis_lists_whose_an_object_is(redis_url: str, tmp_path: Path) -> None:
+    """It does so whoever reads the object, in memory, on the disk and after a restart."""
+
+    async def whose() -> list[bytes]:
+        entries = await client.store.metadata._redis.hgetall("pinyon:v2:{kv-0}:blocks")
+        return sorted(entry[ENTRY_BYTES:] for entry in entries.values())
+
+    async with client_of(redis_url) as client:
+        async with running(redis_url, disk_dir=str(tmp_path), disk_mib=16) as node:
+            assert await put(client, "anna", [1]) == await put(client, "", [2]) == (PutOutcome.STORED,)
+            await client.until_listed([1, 2])
+            assert await whose() == [b"", b"anna"]
+            assert await release(node, await acquire(node, 1))
+            await eventually(lambda: node.figure("disk_objects") == 2, "both are saved")
+        async with running(redis_url, disk_dir=str(tmp_path), disk_mib=16):
+            client.forget_nodes()
+            await client.until_listed([1, 2])
+            assert await whose() == [b"", b"anna"]
 
 
 async def test_no_space_says_what_is_in_the_way(node: Node, client: Client) -> None:

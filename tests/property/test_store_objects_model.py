@@ -207,7 +207,7 @@ class TableMachine(RuleBasedStateMachine):
     def readable_objects_hold_one_put(self) -> None:
         assert set(self.table.keys()) <= set(self.sizes)
         for key in list(self.table.keys()):
-            assert self.table.entry(key) == (self.sizes[key], Tier.MEMORY)
+            assert self.table.entry(key) == (self.sizes[key], Tier.MEMORY, "")
 
     @invariant()
     def books_balance(self) -> None:

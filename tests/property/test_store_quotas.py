@@ -185,6 +185,7 @@ def test_what_a_smaller_quota_evicts_goes_in_portions() -> None:
     assert len(table) == held
     pool_bytes = table.quotas.pool_bytes = capacity * held // kept
     assert table.put_start(keys[held:], SIZE, 1.0, 1.0, Traits("", "carl"))[0] == 0, "too many would go for one put"
+    assert "too few of its objects may go now" in table.why_no_space("carl", SIZE)
     for expected in (held - EVICTED_MAX, kept):
         assert table.share_pool(pool_bytes, 1.0)
         assert len(table) == expected

@@ -148,7 +148,7 @@ class ObjectTable:
                 continue
             excess = self.quotas.excess(traits.tenant, object_bytes)
             if excess is not None and len(excess) > self._may_evict:
-                excess = None  # the quota shrank; see `share_pool`
+                excess = None  # the quota has shrunk: `share_pool` goes on
             self._evict_for_quota(excess or [], now_s)
             offset = None if excess is None else self._make_room(object_bytes, now_s)
             if offset is None:
@@ -532,13 +532,13 @@ class ObjectTable:
         below = [] if self.disk is None else [key for key in self.disk if key not in self._readable]
         return [*self._readable, *below]
 
-    def entry(self, key: bytes) -> tuple[int, Tier] | None:
-        """Returns the size in bytes and the tier of a readable object; None if the key is not readable."""
+    def entry(self, key: bytes) -> tuple[int, Tier, str] | None:
+        """Returns a readable object's size in bytes, tier and tenant; None if the key is not readable."""
         held = self._readable.get(key)
         if held is not None:
-            return held.size, Tier.MEMORY
+            return held.size, Tier.MEMORY, held.tenant
         below = None if self.disk is None else self.disk.find(key)
-        return None if below is None else (below.size, Tier.DISK)
+        return None if below is None else (below.size, Tier.DISK, below.traits.tenant)
 
     def snapshot(self, keys: Sequence[bytes] | None = None) -> tuple[list[KvObject], list[DiskObject]]:
         """Returns the objects in memory and those on the disk, which may be the same; or those of these keys."""
@@ -577,9 +577,10 @@ class ObjectTable:
 
     def why_no_space(self, tenant: str, object_bytes: int) -> str:
         """Returns why there is no room now for an object of the tenant, for people."""
-        if self.quotas.excess(tenant, object_bytes) is None:
+        excess = self.quotas.excess(tenant, object_bytes)
+        if excess is None or len(excess) > EVICTED_MAX:  # as in :meth:`_reserve`
             limit = self.quotas.limit(tenant)
-            return f"tenant {tenant!r} may hold {limit} bytes here, and none of its objects may go now"
+            return f"tenant {tenant!r} may hold {limit} bytes here, and too few of its objects may go now"
         return (
             f"no piece of {object_bytes} bytes is free or may become so: of {self.capacity_bytes} bytes, "
             f"{self.leased_bytes} are leased or pinned ({self.pinned_bytes} pinned), {self.reserved_bytes} being put "
