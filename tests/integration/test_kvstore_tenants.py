@@ -76,8 +76,6 @@ async def test_a_tenant_at_its_quota_loses_its_own_objects(redis_url: str, caplo
 
 
 async def test_redis_lists_whose_an_object_is(redis_url: str, tmp_path: Path) -> None:
-    """It does so whoever reads the object, in memory, on the disk and after a restart."""
-
     async def whose() -> list[bytes]:
         entries = await client.store.metadata._redis.hgetall("pinyon:v2:{kv-0}:blocks")
         return sorted(entry[ENTRY_BYTES:] for entry in entries.values())
